@@ -1,0 +1,46 @@
+"""autopar: a compiler that splits an ordinary PyTorch model over a device mesh.
+
+``autopar.parallelize(model, mesh)`` returns the same model, running on all of the mesh.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {
+    "parallelize": "api",
+    "plan": "api",
+    "verify": "api",
+    "Mesh": "mesh",
+    "Plan": "plan",
+    "AutoparError": "errors",
+    "MeshError": "errors",
+    "CaptureError": "errors",
+    "RuleError": "errors",
+    "ConstraintError": "errors",
+    "InfeasibleError": "errors",
+    "PlanError": "errors",
+    "LoweringError": "errors",
+    "MismatchError": "errors",
+    "InputError": "errors",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _WHERE:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    return getattr(import_module(f"autopar.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if TYPE_CHECKING:
+    from autopar.errors import AutoparError, CaptureError, MismatchError  # noqa: F401
+    from autopar.mesh import Mesh  # noqa: F401
+    from autopar.plan import Plan  # noqa: F401

@@ -1,0 +1,1 @@
+"""Devices, compute, collectives and memory: pure arithmetic, units in the names."""

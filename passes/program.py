@@ -1,0 +1,177 @@
+"""The program: a joint forward and backward FX graph with its roles.
+
+Invariants that every pass keeps (``check_program`` asserts them):
+
+- every placeholder has one ``Input``, every element of the output node's flat list one ``Output``, in order;
+- every node but the output has ``meta["val"]`` (a fake or meta tensor, a tuple of them, or a scalar),
+  ``meta["phase"]`` (``"forward"`` or ``"backward"``), ``meta["module"]`` (module path, may be empty),
+  ``meta["source"]`` (``file:line: code`` of the user, may be empty);
+- a backward node may have ``meta["forward_node"]``, the name of the forward node it belongs to;
+- a node with several results is read through ``operator.getitem`` alone;
+- nothing mutates: no in-place op, no alias that is written to. Random ops run in node order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+InputKind = Literal["parameter", "buffer", "input", "tangent"]
+OutputKind = Literal["output", "gradient", "buffer"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """The role of one placeholder.
+
+    Attributes:
+        node: the placeholder's name.
+        kind: what it carries.
+        name: the parameter's or buffer's full name, the input's path (``args[0]``, ``kwargs['labels']``),
+            or the output's path for a tangent.
+        index: the input's flat position in ``(args, kwargs)``, the output's flat position for a tangent, else -1.
+        requires_grad: the program returns a gradient for it.
+        aliases: further full names of the same tensor (tied parameters).
+    """
+
+    node: str
+    kind: InputKind
+    name: str
+    index: int = -1
+    requires_grad: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """The role of one element of the output list.
+
+    Attributes:
+        kind: an output leaf of the module, the gradient of an input, or the new value of a buffer.
+        name: the leaf's path (``['loss']``, ``[0]``), or the full name or path of what ``of`` carries.
+        node: the name of the node that computes it; None for a constant leaf or a gradient that does not exist.
+        index: the leaf's flat position for an output.
+        of: the placeholder whose gradient or new value this is.
+        constant: the value of a leaf that is no tensor.
+    """
+
+    kind: OutputKind
+    name: str
+    node: str | None
+    index: int = -1
+    of: str = ""
+    constant: Any = None
+
+
+@dataclass
+class Program:
+    """A joint graph with its roles; global shapes before lowering.
+
+    Attributes:
+        graph_module: the graph; its output node returns one flat tuple.
+        inputs: one role a placeholder, in order: parameters, buffers, inputs, tangents.
+        outputs: one role an element of the output tuple: leaves, gradients, new buffer values.
+        in_spec: pytree spec of ``(args, kwargs)``; tensors and non-tensors alike are leaves.
+        out_spec: pytree spec of what the module returns.
+        constant_inputs: flat position -> value of input leaves that are no tensors (burnt into the graph).
+        loss: flat position of the scalar loss among the output leaves, or None.
+        training: the module was in training mode and the graph has a backward.
+    """
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    constant_inputs: dict[int, Any] = field(default_factory=dict)
+    loss: int | None = None
+    training: bool = True
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The FX graph."""
+        return self.graph_module.graph
+
+    def nodes(self) -> dict[str, fx.Node]:
+        """Return the nodes by name."""
+        return {node.name: node for node in self.graph.nodes}
+
+    def ops(self) -> Iterator[fx.Node]:
+        """Yield the op nodes in order: neither placeholders, nor ``getitem``, nor the output."""
+        for node in self.graph.nodes:
+            if node.op in ("call_function", "get_attr") and node.target is not operator.getitem:
+                yield node
+
+    def input_of(self, node: str) -> Input:
+        """Return the role of the placeholder called ``node``."""
+        return next(role for role in self.inputs if role.node == node)
+
+    def fingerprint(self) -> str:
+        """Return a digest of everything a plan depends on: ops, arguments, shapes, dtypes, roles."""
+        digest = hashlib.sha256()
+        for line in _describe(self):
+            digest.update(line.encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def _describe(program: Program) -> Iterator[str]:
+    for node in program.graph.nodes:
+        vals = ";".join(f"{list(t.shape)}{t.dtype}" for t in tensors_of(node))
+        yield f"{node.name} {node.op} {node.target} {node.args} {sorted(node.kwargs.items())} {vals} {node.meta.get('phase')}"
+    for role in program.inputs:
+        yield repr(role)
+    for result in program.outputs:
+        yield repr(result)
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """Return the tensors that a node computes: one, or one a result; none for a scalar."""
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        return [val]
+    if isinstance(val, (tuple, list)):
+        return [item for item in val if isinstance(item, torch.Tensor)]
+    return []
+
+
+def tensor_operands(node: fx.Node) -> list[fx.Node]:
+    """Return the tensor operands of an op in argument order, repeated where the op reads one twice.
+
+    This is the order that ``Rule.operands`` follows. Lists of tensors (``cat``) are flattened.
+    """
+    return [
+        leaf
+        for leaf in pytree.arg_tree_leaves(*node.args, **node.kwargs)
+        if isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), torch.Tensor)
+    ]
+
+
+def result_values(node: fx.Node) -> list[tuple[int, torch.Tensor]]:
+    """Return ``(result index, tensor)`` for every tensor result; a single result has index 0.
+
+    This is the order that ``Rule.results`` follows (positions that are None are left out).
+    """
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        return [(0, val)]
+    if isinstance(val, (tuple, list)):
+        return [(i, item) for i, item in enumerate(val) if isinstance(item, torch.Tensor)]
+    return []
+
+
+def has_many_results(node: fx.Node) -> bool:
+    """Tell whether an op returns a tuple that ``getitem`` takes apart."""
+    return isinstance(node.meta.get("val"), (tuple, list))
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Tell whether a node takes one result out of an op's tuple."""
+    return node.op == "call_function" and node.target is operator.getitem

@@ -1,0 +1,1 @@
+"""Sharding rules: a table of op -> rule, one file per op family, and their checker."""
