@@ -10,11 +10,11 @@ from autopar.placement import Layout, parse_layout
 SCHEMA = 1
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record of a plan: JSON with every field checked by type."""
 
 
-class MeshRecord(Struct):
+class MeshRecord(Struct, kw_only=True):
     """The mesh that a plan was made for."""
 
     sizes: tuple[int, ...]
@@ -27,7 +27,7 @@ class MeshRecord(Struct):
         return Mesh(self.sizes, self.names, self.device, self.links)
 
 
-class Options(Struct):
+class Options(Struct, kw_only=True):
     """What was asked: everything besides model, mesh and example inputs that the answer depends on.
 
     Attributes:
@@ -47,7 +47,7 @@ class Options(Struct):
     pinned: dict[str, str] = {}
 
 
-class Route(Struct):
+class Route(Struct, kw_only=True):
     """The arcs that one tensor travels in one phase: ``(source layout, target layout)`` pairs, each one collective.
 
     Listed so that every arc starts at a layout that is already there. ``tensor`` names an FX node. ``phase`` is
@@ -60,7 +60,7 @@ class Route(Struct):
     arcs: tuple[tuple[str, str], ...]
 
 
-class CollectiveRow(Struct):
+class CollectiveRow(Struct, kw_only=True):
     """One collective that a step runs: its kind, axis, tensor, bytes that one rank hands in, seconds and reason."""
 
     kind: str
@@ -72,7 +72,7 @@ class CollectiveRow(Struct):
     reason: str = ""
 
 
-class Cost(Struct):
+class Cost(Struct, kw_only=True):
     """Predicted seconds of a step on one rank."""
 
     step_seconds: float
@@ -80,7 +80,7 @@ class Cost(Struct):
     communication_seconds: float
 
 
-class MemoryTable(Struct):
+class MemoryTable(Struct, kw_only=True):
     """Predicted bytes on the fullest rank; ``total_bytes`` is what the budget bounds."""
 
     parameters_bytes: int
@@ -91,7 +91,7 @@ class MemoryTable(Struct):
     total_bytes: int
 
 
-class SolverReport(Struct):
+class SolverReport(Struct, kw_only=True):
     """How the plan was found and how sure it is."""
 
     status: str
@@ -104,7 +104,7 @@ class SolverReport(Struct):
     regions: int = 0
 
 
-class Plan(Struct):
+class Plan(Struct, kw_only=True):
     """The frozen answer for one program on one mesh.
 
     Attributes:
