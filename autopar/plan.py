@@ -14,7 +14,7 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record of a plan: JSON with every field checked by type."""
 
 
-class MeshRecord(Struct, kw_only=True):
+class MeshRecord(Struct, frozen=True, kw_only=True):
     """The mesh that a plan was made for."""
 
     sizes: tuple[int, ...]
@@ -27,7 +27,7 @@ class MeshRecord(Struct, kw_only=True):
         return Mesh(self.sizes, self.names, self.device, self.links)
 
 
-class Options(Struct, kw_only=True):
+class Options(Struct, frozen=True, kw_only=True):
     """What was asked: everything besides model, mesh and example inputs that the answer depends on.
 
     Attributes:
@@ -47,7 +47,7 @@ class Options(Struct, kw_only=True):
     pinned: dict[str, str] = {}
 
 
-class Route(Struct, kw_only=True):
+class Route(Struct, frozen=True, kw_only=True):
     """The arcs that one tensor travels in one phase: ``(source layout, target layout)`` pairs, each one collective.
 
     Listed so that every arc starts at a layout that is already there. ``tensor`` names an FX node. ``phase`` is
@@ -60,7 +60,7 @@ class Route(Struct, kw_only=True):
     arcs: tuple[tuple[str, str], ...]
 
 
-class CollectiveRow(Struct, kw_only=True):
+class CollectiveRow(Struct, frozen=True, kw_only=True):
     """One collective that a step runs: its kind, axis, tensor, bytes that one rank hands in, seconds and reason."""
 
     kind: str
@@ -72,7 +72,7 @@ class CollectiveRow(Struct, kw_only=True):
     reason: str = ""
 
 
-class Cost(Struct, kw_only=True):
+class Cost(Struct, frozen=True, kw_only=True):
     """Predicted seconds of a step on one rank."""
 
     step_seconds: float
@@ -80,7 +80,7 @@ class Cost(Struct, kw_only=True):
     communication_seconds: float
 
 
-class MemoryTable(Struct, kw_only=True):
+class MemoryTable(Struct, frozen=True, kw_only=True):
     """Predicted bytes on the fullest rank; ``total_bytes`` is what the budget bounds."""
 
     parameters_bytes: int
@@ -91,7 +91,7 @@ class MemoryTable(Struct, kw_only=True):
     total_bytes: int
 
 
-class SolverReport(Struct, kw_only=True):
+class SolverReport(Struct, frozen=True, kw_only=True):
     """How the plan was found and how sure it is."""
 
     status: str
@@ -104,7 +104,7 @@ class SolverReport(Struct, kw_only=True):
     regions: int = 0
 
 
-class Plan(Struct, kw_only=True):
+class Plan(Struct, frozen=True, kw_only=True):
     """The frozen answer for one program on one mesh.
 
     Attributes:
