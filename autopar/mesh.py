@@ -93,9 +93,7 @@ class Mesh:
 
     def group(self, coordinate: Sequence[int], axis: int) -> list[int]:
         """Return the ranks of the group along ``axis`` that the rank at ``coordinate`` is in, in order."""
-        return [
-            self.rank([*coordinate[:axis], index, *coordinate[axis + 1 :]]) for index in range(self.sizes[axis])
-        ]
+        return [self.rank([*coordinate[:axis], index, *coordinate[axis + 1 :]]) for index in range(self.sizes[axis])]
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes))

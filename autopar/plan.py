@@ -31,10 +31,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """What was asked: everything besides model, mesh and example inputs that the answer depends on.
 
     Attributes:
-        optimizer: its name as ``passes.cost.memory`` knows it (``adamw``, ``sgd``, ...); sets the state kept for a parameter.
+        optimizer: its name as ``passes.cost.memory`` knows it (``adamw``, ``sgd``, ...); sets the state of a parameter.
         memory: budget in bytes for each rank, or None.
         constraints: pattern of a module or parameter -> technique or layout.
-        inputs: ``"global"`` (each rank passes the global batch) or ``"local"`` (its share of dim 0 over the first axis).
+        inputs: ``"global"`` (each rank passes the global batch) or ``"local"`` (its share of dim 0 over
+            the first axis).
         outputs: ``"auto"`` (full tensors, or where they lie beside a loss), ``"full"`` or ``"lie"``.
         pinned: full name -> layout of parameters that already lie somewhere (a second input shape).
     """
@@ -51,8 +52,8 @@ class Route(Struct, frozen=True, kw_only=True):
     """The arcs that one tensor travels in one phase: ``(source layout, target layout)`` pairs, each one collective.
 
     Listed so that every arc starts at a layout that is already there. ``tensor`` names an FX node. ``phase`` is
-    ``"forward"`` or ``"backward"``: the two phases hold separate copies. A backward phase of a forward tensor starts from the layouts in
-    ``Plan.saved``; parameters, buffers and inputs start, in both phases, from where they rest.
+    ``"forward"`` or ``"backward"``: the two phases hold separate copies. A backward phase of a forward tensor starts
+    from the layouts in ``Plan.saved``; parameters, buffers and inputs start, in both phases, from where they rest.
     """
 
     tensor: str

@@ -1,7 +1,7 @@
 """The lowered program of one rank: local shapes, collectives inside.
 
-A collective in the graph is an op of ``torch.ops._c10d_functional`` followed by ``wait_tensor``; its group argument is the string
-``axis:<index>``, which the runtime replaces by the name of the process group along that mesh axis. The node
+A collective in the graph is an op of ``torch.ops._c10d_functional`` followed by ``wait_tensor``; its group argument is
+the string ``axis:<index>``, which the runtime replaces by the name of the process group along that mesh axis. The node
 sequence (names, ops, order) is the same on every rank; constants (local sizes, offsets) may differ.
 
 Besides ``val`` (a meta tensor of the local shape), ``phase``, ``module`` and ``source``, nodes carry
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.mesh import Coordinate, Mesh
-from autopar.placement import Layout
 from autopar.passes.program import Input, Output
+from autopar.placement import Layout
 
 GROUP_PREFIX = "axis:"
 
@@ -30,8 +30,8 @@ class LocalProgram:
         joint: forward and backward in one graph, in order; its output is the flat tuple of ``outputs``.
         forward: the forward half: takes the non-tangent placeholders; returns output leaves and new buffer values in
             ``outputs`` order (elements whose node is None are left out), then the saved tensors.
-        backward: the backward half: takes the saved tensors, then the tangents; returns the gradients in ``outputs`` order (those
-            whose node is None are left out). None for a forward-only program.
+        backward: the backward half: takes the saved tensors, then the tangents; returns the gradients in ``outputs``
+            order (those whose node is None are left out). None for a forward-only program.
         inputs, outputs: the program's roles.
         input_layouts: placeholder name -> layout in which it is passed.
         output_layouts: one an element of ``outputs``; None for constants and missing gradients.

@@ -125,7 +125,8 @@ class Program:
 def _describe(program: Program) -> Iterator[str]:
     for node in program.graph.nodes:
         vals = ";".join(f"{list(t.shape)}{t.dtype}" for t in tensors_of(node))
-        yield f"{node.name} {node.op} {node.target} {node.args} {sorted(node.kwargs.items())} {vals} {node.meta.get('phase')}"
+        args = f"{node.args} {sorted(node.kwargs.items())}"
+        yield f"{node.name} {node.op} {node.target} {args} {vals} {node.meta.get('phase')}"
     for role in program.inputs:
         yield repr(role)
     for result in program.outputs:

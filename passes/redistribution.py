@@ -25,8 +25,8 @@ class Arc:
     Attributes:
         source, target: layouts that differ on ``axis`` alone.
         axis: the mesh axis.
-        kind: ``all_gather`` (S->R), ``all_reduce`` (P->R), ``reduce_scatter`` (P->S), ``all_to_all`` (S->S), ``slice`` (R->S,
-            no communication).
+        kind: ``all_gather`` (S->R), ``all_reduce`` (P->R), ``reduce_scatter`` (P->S), ``all_to_all`` (S->S),
+            ``slice`` (R->S, no communication).
     """
 
     source: Layout
@@ -39,7 +39,7 @@ class Arc:
 
 
 def layout_is_legal(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
-    """Tell whether a tensor may lie in a layout: dims exist, and no rank holds an empty piece of a dim that is split."""
+    """Tell whether a tensor may lie in a layout: dims exist, and no rank holds an empty piece of a split dim."""
     for dim in {code for code in layout if code >= 0}:
         if dim >= len(shape):
             return False
@@ -112,7 +112,7 @@ def route(
     """
     shape, sizes = tuple(shape), tuple(sizes)
     starts = sorted(set(sources))
-    best: dict[Layout, tuple[float, int]] = {layout: (0.0, 0) for layout in starts}
+    best: dict[Layout, tuple[float, int]] = dict.fromkeys(starts, (0.0, 0))
     came: dict[Layout, Arc] = {}
     queue: list[tuple[float, int, Layout]] = [(0.0, 0, layout) for layout in starts]
     heapq.heapify(queue)

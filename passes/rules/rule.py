@@ -1,9 +1,9 @@
 """The form of a sharding rule: an op's factors, as the letters of an einsum, and what a split does to it.
 
-``mm`` is ``m k, k n -> m n``: three factors, each a loop dimension; ``k`` is a reduction. Split a factor over an axis and every
-operand that indexes it is sharded on that dim, every operand that does not is replicated, every result that indexes it
-is sharded, and every result that does not is partial (a reduction) or equal everywhere (``parallel`` factors that a
-result does not index would be a contradiction, unless ``same`` names the result).
+``mm`` is ``m k, k n -> m n``: three factors, each a loop dimension; ``k`` is a reduction. Split a factor over an axis
+and every operand that indexes it is sharded on that dim, every operand that does not is replicated, every result that
+indexes it is sharded, and every result that does not is partial (a reduction) or equal everywhere (``parallel``
+factors that a result does not index would be a contradiction, unless ``same`` names the result).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Factor:
     Attributes:
         name: unique in the rule; conventional letters (b, s, h, ...) or the dim's role (``vocab``).
         size: its global length.
-        kind: ``"parallel"``; a reduction (``"sum"``, ``"max"``, ``"min"``, ``"product"``); or ``"blocked"`` (never split).
+        kind: ``"parallel"``; a reduction (``"sum"``, ``"max"``, ``"min"``, ``"product"``); or ``"blocked"``
+            (never split).
         even: pieces must all be equal (the factor has inner factors in some dim: a view that merges or splits dims).
         role: what a person calls a split of it, for the plan's text: ``batch``, ``sequence``, ``column``, ``row``,
             ``head``, ``vocab``, ``expert``, ``channel``; empty if nothing better than the name is known.
@@ -72,8 +73,8 @@ class Piece:
 class LocalCall:
     """One op about to be emitted for one rank, as a rule's ``localize`` sees it.
 
-    ``emit`` runs or records an op: in the lowered graph it adds a node, in the checker it computes at once, so a rewrite is
-    written once. Operands in ``args`` and ``kwargs`` are handles of whatever ``emit`` takes and returns.
+    ``emit`` runs or records an op: in the lowered graph it adds a node, in the checker it computes at once, so a
+    rewrite is written once. Operands in ``args`` and ``kwargs`` are handles of whatever ``emit`` takes and returns.
 
     Attributes:
         target: the op.
