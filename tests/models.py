@@ -141,7 +141,8 @@ def bert(
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
-        intermediate_size=2 * width, max_position_embeddings=2 * length, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        intermediate_size=2 * width, max_position_embeddings=2 * length,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     kwargs = _tokens(vocab, batch, length, masked=length // 3)
     kwargs["attention_mask"] = torch.ones(batch, length, dtype=torch.int64)

@@ -1,1 +1,3 @@
-"""Ops of our own: contraction, attention and random masks, whole where ATen would cut them."""
+"""The custom ops of captured programs, ``torch.ops.autopar.*``: importing this package defines them."""
+
+from . import attention, bernoulli, contract  # noqa: F401  (defines the ops)
