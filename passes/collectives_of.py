@@ -1,0 +1,67 @@
+"""Read a lowered program: which collectives it runs, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from autopar.passes.insert_collectives import COLLECTIVES
+from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
+from autopar.placement import layout_name
+from autopar.plan import CollectiveRow
+
+
+def collectives_of(program: LocalProgram) -> tuple[CollectiveRow, ...]:
+    """Return every collective of a lowered program in order, with the bytes that this rank hands in, padding too."""
+    rows = []
+    for node in program.joint.graph.nodes:
+        kind = COLLECTIVES.get(node.target) if node.op == "call_function" else None
+        if kind is not None:
+            handed: torch.Tensor = node.args[0].meta["val"]
+            rows.append(
+                CollectiveRow(
+                    kind=kind,
+                    axis=int(str(node.args[-1]).removeprefix(GROUP_PREFIX)),
+                    tensor=node.meta["origin"],
+                    phase=node.meta["phase"],
+                    bytes=handed.numel() * handed.element_size(),
+                    seconds=0.0,
+                    reason=node.meta["reason"],
+                )
+            )
+    return tuple(rows)
+
+
+def format_local(program: LocalProgram) -> str:
+    """Return a lowered program as text: one line a node with its local shape, and a line of reason above every arc."""
+    where = ", ".join(f"{name} {index}" for name, index in zip(program.mesh.names, program.coordinate))
+    lines = [f"rank {program.mesh.rank(program.coordinate)} ({where})"]
+    phase = ""
+    for node in program.joint.graph.nodes:
+        if node.op == "placeholder":
+            lines.append(f"{node.name}: {_shape(node)} in {layout_name(program.input_layouts[node.name])}")
+            continue
+        if node.op != "output" and node.meta["phase"] != phase:
+            phase = node.meta["phase"]
+            lines.append(f"--- {phase}")
+        lines.extend(_node_lines(node))
+    return "\n".join(lines)
+
+
+def _node_lines(node: fx.Node) -> Iterator[str]:
+    if node.op == "output":
+        yield f"return {node.args[0]}"
+        return
+    if "reason" in node.meta and node.target in COLLECTIVES:
+        yield f"# {node.meta['origin']} {node.meta['reason']}"
+    arguments = ", ".join([*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())])
+    layout = f" in {layout_name(node.meta['layout'])}" if "layout" in node.meta else ""
+    yield f"{node.name}: {_shape(node)}{layout} = {node.target}({arguments})"
+
+
+def _shape(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return " ".join(str(list(v.shape)) if isinstance(v, torch.Tensor) else str(v) for v in values)
