@@ -15,6 +15,7 @@ _WHERE = {
     "Plan": "plan",
     "AutoparError": "errors",
     "MeshError": "errors",
+    "OptionError": "errors",
     "CaptureError": "errors",
     "RuleError": "errors",
     "ConstraintError": "errors",
@@ -41,6 +42,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from autopar.api import parallelize, plan  # noqa: F401
     from autopar.errors import AutoparError, CaptureError, MismatchError  # noqa: F401
     from autopar.mesh import Mesh  # noqa: F401
     from autopar.plan import Plan  # noqa: F401

@@ -11,6 +11,10 @@ class MeshError(AutoparError):
     """A mesh that does not exist, does not fit the world, or names unknown axes."""
 
 
+class OptionError(AutoparError):
+    """An option (memory, optimizer, inputs, outputs, ...) with a value that means nothing."""
+
+
 class CaptureError(AutoparError):
     """A model that can't be traced whole, or example inputs that do not fit it."""
 

@@ -1,0 +1,167 @@
+"""The arguments of the public functions: checked before anything is traced, and turned into core records."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar.errors import MeshError, OptionError
+from autopar.mesh import Mesh
+from autopar.plan import Options
+
+OPTIMIZERS = ("adam", "adamw", "momentum", "sgd")
+INPUTS = ("global", "local")
+OUTPUTS = ("auto", "full", "lie")
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def check_mesh(mesh: Any) -> Mesh:
+    """Return the grid that ``mesh`` means: a ``DeviceMesh``, a ``Mesh``, one size or a tuple of sizes.
+
+    Raises:
+        MeshError: it is none of these, or a size is not positive.
+    """
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return Mesh.from_device_mesh(mesh)
+    if isinstance(mesh, int) and not isinstance(mesh, bool):
+        return Mesh((mesh,))
+    if isinstance(mesh, str):
+        raise MeshError(
+            f"a mesh can't be searched from the text {mesh!r} yet; "
+            "write the axis sizes, such as (4, 8), or autopar.Mesh((4, 8), device='h100')"
+        )
+    if isinstance(mesh, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in mesh):
+        return Mesh(tuple(mesh))
+    raise MeshError(
+        f"mesh= takes a torch DeviceMesh, an autopar.Mesh, a number of ranks or a tuple of them; got {mesh!r}"
+    )
+
+
+def check_memory(memory: Any) -> int | None:
+    """Return a budget in bytes: of a number of bytes, or of a text such as ``"40GB"`` or ``"512 MiB"``.
+
+    Raises:
+        OptionError: it is not positive, not finite, or not a size.
+
+    >>> check_memory("1.5KiB")
+    1536
+    """
+    if memory is None:
+        return None
+    if isinstance(memory, str):
+        match = _SIZE.fullmatch(memory)
+        unit = match.group(2).upper() or "B" if match else ""
+        if match is None or unit not in _UNITS:
+            raise OptionError(f"memory={memory!r} is no size; write bytes, or a number with a unit: '40GB', '512MiB'")
+        memory = float(match.group(1)) * _UNITS[unit]
+    if isinstance(memory, bool) or not isinstance(memory, (int, float)):
+        raise OptionError(f"memory= takes bytes a rank or a text such as '40GB'; got {memory!r}")
+    if not math.isfinite(memory) or memory < 1:
+        raise OptionError(f"memory={memory!r} is no budget; give at least one byte a rank, or None for no bound")
+    return int(memory)
+
+
+def check_options(
+    optimizer: Any, memory: Any, constraints: Any, inputs: Any, outputs: Any, pinned: Mapping[str, str] | None = None
+) -> Options:
+    """Return the options of a plan.
+
+    Raises:
+        OptionError: a value means nothing.
+    """
+    for name, value, known in (
+        ("optimizer", optimizer, OPTIMIZERS),
+        ("inputs", inputs, INPUTS),
+        ("outputs", outputs, OUTPUTS),
+    ):
+        if value not in known:
+            raise OptionError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, known))}")
+    constraints = {} if constraints is None else constraints
+    if not isinstance(constraints, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, str) for key, value in constraints.items()
+    ):
+        raise OptionError(
+            f"constraints= takes a dict from pattern to technique, such as {{'layers.*.up_proj': 'column'}}; "
+            f"got {constraints!r}"
+        )
+    return Options(
+        optimizer=optimizer,
+        memory=check_memory(memory),
+        constraints=dict(sorted(constraints.items())),
+        inputs=inputs,
+        outputs=outputs,
+        pinned=dict(sorted((pinned or {}).items())),
+    )
+
+
+def check_examples(example_inputs: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return ``(args, kwargs)`` of example inputs: a tuple, a list, a single tensor, or a dict of keyword inputs.
+
+    Keyword inputs come back sorted by name, so that the order in which they are written never matters.
+
+    Raises:
+        OptionError: they are none of these.
+    """
+    if kwargs is not None and (not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs)):
+        raise OptionError(f"keyword example inputs come as a dict from name to value; got {type(kwargs).__name__}")
+    named = dict(kwargs or {})
+    if example_inputs is None:
+        args: tuple[Any, ...] = ()
+    elif isinstance(example_inputs, torch.Tensor):
+        args = (example_inputs,)
+    elif isinstance(example_inputs, Mapping):
+        if named:
+            raise OptionError("example_inputs is a dict and keyword inputs are given too; put all into one of them")
+        args, named = (), dict(example_inputs)
+    elif isinstance(example_inputs, (tuple, list)):
+        args = tuple(example_inputs)
+    else:
+        raise OptionError(
+            "example_inputs takes a tuple of the module's positional inputs, a single tensor, or a dict of keyword "
+            f"inputs; got {type(example_inputs).__name__}"
+        )
+    return args, dict(sorted(named.items()))
+
+
+def check_module(model: Any) -> torch.nn.Module:
+    """Return ``model``.
+
+    Raises:
+        OptionError: it is no module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    return model
+
+
+def check_plan_source(plan: Any) -> Any:
+    """Return ``plan``: None, a ``Plan``, or the path of a saved one.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    from autopar.plan import Plan
+
+    if plan is None or isinstance(plan, (Plan, str, os.PathLike)):
+        return plan
+    raise OptionError(f"plan= takes an autopar.Plan or the path of a saved one; got {type(plan).__name__}")

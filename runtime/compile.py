@@ -1,0 +1,123 @@
+"""From a call to an executable: every rank traces, the first rank plans, every rank checks and lowers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from autopar.errors import PlanError
+from autopar.passes.program import Program
+from autopar.plan import Options, Plan
+from autopar.runtime.agree import share_bytes
+from autopar.runtime.execute import Executable
+from autopar.runtime.groups import MeshGroups
+from autopar.runtime.shadow import Source
+from autopar.runtime.signature import Call
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Makes executables for the calls of one module.
+
+    Attributes:
+        source: what is traced.
+        groups: the processes.
+    """
+
+    source: Source
+    groups: MeshGroups
+
+    def make(self, call: Call, options: Options, plan: Plan | None) -> Executable:
+        """Return the executable for a call. Collective.
+
+        Args:
+            call: the inputs.
+            options: what is asked of the plan; the first rank's count.
+            plan: a plan to use; None to make one.
+
+        Raises:
+            AutoparError: on every rank, when any rank fails to trace, plan, check or lower.
+        """
+        groups = self.groups
+        with groups.together("tracing the model"):
+            program = self._capture(call, options)
+        made: bytes | None = None
+        with groups.together("planning"):
+            if plan is None and groups.rank == 0:
+                made = msgspec.json.encode(_make_plan(program, groups, options))
+        if plan is None:
+            plan = decode_plan(share_bytes(groups.control, made))
+        with groups.together("applying the plan"):
+            check_fit(plan, program, groups)
+            executable = _lower(program, plan, groups)
+        return executable
+
+    def _capture(self, call: Call, options: Options) -> Program:
+        from autopar.passes.annotate import annotate
+
+        with torch.set_grad_enabled(call.signature.gradient):
+            return annotate(self.source.capture(call.args, call.kwargs, self.groups.mesh, options.inputs))
+
+
+def _make_plan(program: Program, groups: MeshGroups, options: Options) -> Plan:
+    from autopar.passes.pipeline import make_plan
+
+    return make_plan(program, groups.mesh, options)
+
+
+def _lower(program: Program, plan: Plan, groups: MeshGroups) -> Executable:
+    from autopar.passes.lower import lower
+
+    return Executable(program, plan, lower(program, plan, groups.coordinate), groups)
+
+
+def decode_plan(data: bytes) -> Plan:
+    """Return the plan that another rank encoded."""
+    return msgspec.json.decode(data, type=Plan)
+
+
+def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
+    """Return the first rank's plan on every rank, loaded from a file where it is a path. Collective.
+
+    Raises:
+        PlanError: on every rank, when the file is damaged or the plan is for another mesh.
+    """
+    data = b""
+    with groups.together("loading the plan"):
+        if plan is not None and groups.rank == 0:
+            loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
+            check_mesh_of(loaded, groups)
+            data = msgspec.json.encode(loaded)
+    data = share_bytes(groups.control, data)
+    return decode_plan(data) if data else None
+
+
+def check_mesh_of(plan: Plan, groups: MeshGroups) -> None:
+    """Check that a plan is for this mesh.
+
+    Raises:
+        PlanError: it is for a mesh of other sizes.
+    """
+    if tuple(plan.mesh_record.sizes) != groups.mesh.sizes:
+        raise PlanError(
+            f"the plan was made for a mesh of sizes {tuple(plan.mesh_record.sizes)}, but this one has "
+            f"{groups.mesh.sizes}; make a plan for this mesh, or run on that one"
+        )
+
+
+def check_fit(plan: Plan, program: Program, groups: MeshGroups) -> None:
+    """Check that a plan is for this program and mesh.
+
+    Raises:
+        PlanError: it is for another one.
+    """
+    check_mesh_of(plan, groups)
+    found = program.fingerprint()
+    if plan.fingerprint != found:
+        raise PlanError(
+            f"the plan was made for another program (fingerprint {plan.fingerprint[:12]}, this rank's model and inputs "
+            f"give {found[:12]}); give the model, inputs, modes and versions that the plan was made with, or plan again"
+        )

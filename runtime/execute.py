@@ -1,0 +1,283 @@
+"""Runs the lowered program of one rank as one autograd step on real tensors and process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import InputError, LoweringError
+from autopar.passes.local_program import LocalProgram
+from autopar.passes.program import Input, Output, Program
+from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
+from autopar.plan import Plan
+from autopar.runtime.groups import MeshGroups, bind_groups
+from autopar.runtime.randomness import draws_randomness, shared_randomness
+from autopar.runtime.state import as_dtensor, local_of
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One placeholder of the forward: its role, and the local tensor that it takes."""
+
+    role: Input
+    layout: Layout
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tensor that a half of the program returns: its role, its layout, its global shape."""
+
+    role: Output
+    layout: Layout
+    shape: tuple[int, ...]
+    floating: bool
+
+
+class Executable:
+    """A program that runs on this rank.
+
+    Attributes:
+        program: the global program, for roles and specs.
+        plan: the plan that it was lowered by.
+        local: the lowered program.
+        random: it draws random numbers.
+    """
+
+    def __init__(self, program: Program, plan: Plan, local: LocalProgram, groups: MeshGroups) -> None:
+        self.program = program
+        self.plan = plan
+        self.local = local
+        self.random = draws_randomness(program)
+        self._groups = groups
+        names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
+        self._forward = bind_groups(local.forward, names, groups.device)
+        self._backward = None if local.backward is None else bind_groups(local.backward, names, groups.device)
+        placeholders = [node for node in local.forward.graph.nodes if node.op == "placeholder"]
+        roles = [role for role in local.inputs if role.kind != "tangent"]
+        if len(placeholders) != len(roles):
+            raise LoweringError(f"the forward takes {len(placeholders)} tensors, but the program has {len(roles)}")
+        self.slots = tuple(
+            Slot(role, local.input_layouts[role.node], tuple(node.meta["val"].shape), node.meta["val"].dtype)
+            for role, node in zip(roles, placeholders)
+        )
+        self._returns = self._results("output", "buffer")
+        self._returns_of_module = [result for result in self._returns if result.role.kind == "output"]
+        self._gradients = self._results("gradient")
+        self._tangents = [role for role in local.inputs if role.kind == "tangent"]
+        self._tangent_vals = self._tangent_values()
+        self._gradient_slots = self._find_gradients()
+        updated = {result.role.of for result in self._returns if result.role.kind == "buffer"}
+        self._updated = [slot.role.node in updated for slot in self.slots]
+
+    def _results(self, *kinds: str) -> list[Result]:
+        nodes = self.program.nodes()
+        pairs = zip(self.local.outputs, self.local.output_layouts)
+        out = []
+        for role, layout in pairs:
+            if role.kind in kinds and role.node is not None:
+                val = nodes[role.node].meta["val"]
+                floating = val.dtype.is_floating_point or val.dtype.is_complex
+                out.append(Result(role, layout or (), tuple(val.shape), floating))
+        return out
+
+    def _tangent_values(self) -> list[Tensor]:
+        if self.local.backward is None:
+            return []
+        placeholders = [node for node in self.local.backward.graph.nodes if node.op == "placeholder"]
+        return [node.meta["val"] for node in placeholders[self.local.num_saved :]]
+
+    def _find_gradients(self) -> list[int | None]:
+        position = {result.role.of: i for i, result in enumerate(self._gradients)}
+        return [position.get(slot.role.node) for slot in self.slots]
+
+    def random_state(self, keep_own: bool) -> AbstractContextManager[None]:
+        """Return the context that ``run`` needs: the first rank's random state, if the program draws at all."""
+        return shared_randomness(self._groups, keep_own) if self.random else nullcontext()
+
+    def run(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], leaves: Sequence[Any]) -> list[Any]:
+        """Run one forward and return the flat output leaves; buffers are updated in place.
+
+        Args:
+            parameters: full name -> parameter.
+            buffers: full name -> buffer.
+            leaves: the flat leaves of the call.
+
+        Raises:
+            InputError: a tensor has another local shape or dtype than the program was lowered for.
+        """
+        tensors = []
+        for slot, updated in zip(self.slots, self._updated):
+            tensor = self._tensor_for(slot, parameters, buffers, leaves)
+            tensors.append(tensor.clone() if updated else tensor)
+        news: list[Tensor] = []
+        if self._backward is None:
+            with torch.no_grad():
+                values = self._place(self.run_forward([local_of(t).detach() for t in tensors], news)[0])
+        else:
+            values = _Step.apply(self, news, *tensors)
+        with torch.no_grad():
+            for result, value in zip([r for r in self._returns if r.role.kind == "buffer"], news):
+                buffers[result.role.name].copy_(value)
+        out: list[Any] = []
+        stream = iter(values)
+        for role in self.local.outputs:
+            if role.kind == "output":
+                out.append(role.constant if role.node is None else next(stream))
+        return out
+
+    def _tensor_for(
+        self, slot: Slot, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], leaves: Sequence[Any]
+    ) -> Tensor:
+        role = slot.role
+        if role.kind == "parameter":
+            tensor = parameters[role.name]
+        elif role.kind == "buffer":
+            tensor = buffers[role.name]
+        else:
+            tensor = leaves[role.index]
+        local = local_of(tensor)
+        if tuple(local.shape) != slot.shape or local.dtype != slot.dtype:
+            raise InputError(
+                f"{role.name} is {local.dtype}{list(local.shape)} on this rank, but the program was made for "
+                f"{slot.dtype}{list(slot.shape)}; convert the model before parallelize, and pass inputs of one dtype"
+            )
+        return tensor
+
+    def run_forward(self, tensors: list[Tensor], news: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Run the forward graph on local tensors; append new buffer values to ``news``; return outputs and saved."""
+        with torch.autocast(self._groups.device.type, enabled=False):
+            values = list(self._forward(*tensors))
+        count = len(self._returns)
+        outputs: list[Tensor] = []
+        for result, value in zip(self._returns, values[:count]):
+            (news if result.role.kind == "buffer" else outputs).append(value)
+        return outputs, values[count:]
+
+    def _place(self, values: list[Tensor]) -> list[Tensor]:
+        """Return output leaves as the user sees them: full plain tensors, or DTensors where they lie."""
+        out: list[Tensor] = []
+        seen: set[int] = set()
+        for result, value in zip(self._returns_of_module, values):
+            if id(value) in seen:
+                value = torch.ops.aten.alias.default(value)
+            seen.add(id(value))
+            out.append(as_dtensor(value, result.layout, result.shape, self._groups) if self._lies(result) else value)
+        return out
+
+    def _lies(self, result: Result) -> bool:
+        if result.role.index == self.program.loss:
+            return False
+        mode = self.plan.options.outputs
+        lies = mode == "lie" or (mode == "auto" and self.program.loss is not None)
+        if not lies and any(code != REPLICATE for code in result.layout):
+            raise LoweringError(f"the output {result.role.name} should be whole, but the plan leaves it split")
+        return lies
+
+    def differentiable(self) -> list[bool]:
+        """Tell for every output tensor whether autograd may see it as computed from the inputs."""
+        wanted = {role.index for role in self._tangents}
+        beside_loss = self.program.loss is not None  # a gradient that reaches these is an error, not a zero
+        return [result.role.index in wanted or (beside_loss and result.floating) for result in self._returns_of_module]
+
+    def run_backward(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return one gradient a placeholder of the forward, from the gradients that reached the outputs.
+
+        Raises:
+            InputError: a gradient reached an output that is not differentiated.
+        """
+        assert self._backward is not None
+        tangents = self._incoming(gradients)
+        with torch.autocast(self._groups.device.type, enabled=False):
+            values = list(self._backward(*saved, *tangents))
+        own = _Owned([*saved, *tangents])
+        out: list[Tensor | None] = []
+        for slot, position in zip(self.slots, self._gradient_slots):
+            if position is None:
+                out.append(None)
+                continue
+            result = self._gradients[position]
+            out.append(self._outgoing(slot, result, own.take(values[position])))
+        return out
+
+    def _outgoing(self, slot: Slot, result: Result, value: Tensor) -> Tensor:
+        if slot.role.kind == "parameter" or result.layout != slot.layout:
+            placed = as_dtensor(value, result.layout, result.shape, self._groups)
+            if result.layout != slot.layout:
+                placed = placed.redistribute(placements=to_dtensor(slot.layout))
+            return placed if slot.role.kind == "parameter" else placed.to_local()
+        return value
+
+    def _incoming(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        wanted = {role.index for role in self._tangents}
+        by_index: dict[int, Tensor] = {}
+        for result, gradient in zip(self._returns_of_module, gradients):
+            if gradient is None:
+                continue
+            if result.role.index not in wanted:
+                raise InputError(
+                    f"a gradient reached the output {result.role.name}, but beside a loss only the loss is "
+                    "differentiated; put the term into the loss inside the module (or by loss=), or detach the output"
+                )
+            by_index[result.role.index] = gradient
+        out = []
+        for role, val in zip(self._tangents, self._tangent_vals):
+            gradient = by_index.get(role.index)
+            if gradient is None:
+                out.append(torch.zeros(val.shape, dtype=val.dtype, device=self._groups.device))
+            else:
+                out.append(self._tangent(gradient, self.local.input_layouts[role.node]).to(val.dtype).contiguous())
+        return out
+
+    def _tangent(self, gradient: Tensor, layout: Layout) -> Tensor:
+        if isinstance(gradient, DTensor):
+            if from_dtensor(gradient.placements) != layout:
+                gradient = gradient.redistribute(placements=to_dtensor(layout))
+            return gradient.to_local()
+        return gradient
+
+
+class _Owned:
+    """Hands out tensors that share no memory with each other or with tensors given before.
+
+    Gradients are changed in place (accumulation, clipping, unscaling), so two of them must never be one memory.
+    """
+
+    def __init__(self, taken: Sequence[Tensor]) -> None:
+        self._taken = {tensor.untyped_storage().data_ptr() for tensor in taken}
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, or a copy when its memory is taken or not contiguous."""
+        pointer = tensor.untyped_storage().data_ptr()
+        if pointer in self._taken or not tensor.is_contiguous():
+            return tensor.clone(memory_format=torch.contiguous_format)
+        self._taken.add(pointer)
+        return tensor
+
+
+class _Step(torch.autograd.Function):
+    """One forward of a program, and its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, executable: Executable, news: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs, saved = executable.run_forward([local_of(tensor) for tensor in tensors], news)
+        ctx.executable = executable
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        placed = executable._place(outputs)
+        flags = executable.differentiable()
+        ctx.mark_non_differentiable(*[value for value, flag in zip(placed, flags) if not flag])
+        return tuple(placed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.executable.run_backward(ctx.saved_tensors, gradients))

@@ -1,0 +1,175 @@
+"""The processes behind a mesh: the device, this rank's place, one group an axis, and one group for agreements."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from autopar.errors import MeshError
+from autopar.mesh import Coordinate, Mesh
+from autopar.passes.local_program import GROUP_PREFIX
+from autopar.runtime.agree import raise_together
+
+CONTROL_TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others to agree: the first rank may be solving meanwhile."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeshGroups:
+    """A mesh with processes.
+
+    Attributes:
+        mesh: the grid.
+        device_mesh: torch's mesh, on which all parameters are DTensors.
+        device: where this rank's tensors lie.
+        coordinate: this rank's place.
+        ranks: the global rank of every member, in the mesh's order.
+        control: a gloo group of all members, for agreements on the host.
+    """
+
+    mesh: Mesh
+    device_mesh: DeviceMesh
+    device: torch.device
+    coordinate: Coordinate
+    ranks: tuple[int, ...]
+    control: dist.ProcessGroup
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the mesh, row-major; 0 is the first."""
+        return self.mesh.rank(self.coordinate)
+
+    def group_name(self, axis: int) -> str:
+        """Return the name of the process group along ``axis`` that this rank is in."""
+        return str(self.device_mesh.get_group(axis).group_name)
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Run local work that may fail; when it fails on any rank, raise on every rank. No collectives inside.
+
+        Raises:
+            AutoparError: another rank failed; the message says which and how.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        raise_together(self.control, what, error)
+
+
+def connect(mesh: DeviceMesh | Mesh) -> MeshGroups:
+    """Return the processes behind ``mesh``; without a process group, start the one that ``torchrun`` describes.
+
+    Raises:
+        MeshError: there is no process group, the mesh does not fit the world, or this rank is not in it.
+    """
+    if isinstance(mesh, DeviceMesh):
+        device_mesh, grid = mesh, Mesh.from_device_mesh(mesh)
+    else:
+        device_mesh, grid = _make_device_mesh(mesh)
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise MeshError(
+            f"rank {dist.get_rank()} is not in the mesh {grid}; call parallelize on the ranks of the mesh only"
+        )
+    ranks = tuple(int(rank) for rank in device_mesh.mesh.flatten().tolist())
+    if list(ranks) != sorted(ranks):
+        raise MeshError(
+            f"the mesh numbers its ranks as {list(ranks)}; process groups sort theirs, so build the DeviceMesh with "
+            "ascending ranks"
+        )
+    return MeshGroups(
+        mesh=grid,
+        device_mesh=device_mesh,
+        device=_device_of(device_mesh),
+        coordinate=tuple(coordinate),
+        ranks=ranks,
+        control=_control_group(ranks),
+    )
+
+
+def _make_device_mesh(mesh: Mesh) -> tuple[DeviceMesh, Mesh]:
+    if not dist.is_initialized():
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            raise MeshError(
+                "there is no process group: start the script by torchrun --nproc-per-node N, "
+                "or call torch.distributed.init_process_group first"
+            )
+        world = int(os.environ["WORLD_SIZE"])
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    else:
+        world = dist.get_world_size()
+        device_type = "cuda" if "nccl" in dist.get_backend() else "cpu"
+    if mesh.num_ranks != world:
+        advice = (
+            f"start {mesh.num_ranks} processes or make the mesh smaller"
+            if mesh.num_ranks > world
+            else "make the mesh as large as the world, or pass a DeviceMesh over the ranks that you mean"
+        )
+        raise MeshError(f"the mesh {mesh} has {mesh.num_ranks} ranks, but the world has {world}: {advice}")
+    device_mesh = init_device_mesh(device_type, mesh.sizes, mesh_dim_names=mesh.names)
+    return device_mesh, mesh
+
+
+def _device_of(device_mesh: DeviceMesh) -> torch.device:
+    if device_mesh.device_type == "cpu":
+        return torch.device("cpu")
+    module = torch.get_device_module(device_mesh.device_type)
+    return torch.device(device_mesh.device_type, module.current_device())
+
+
+_CONTROL: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+"""Control groups by world and ranks: a group costs sockets, so that modules on one mesh share it."""
+
+
+def _control_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None
+    groups = _CONTROL.setdefault(world, {})
+    if ranks not in groups:
+        groups[ranks] = dist.new_group(
+            list(ranks), timeout=CONTROL_TIMEOUT, backend="gloo", use_local_synchronization=True
+        )
+    return groups[ranks]
+
+
+def bind_groups(graph_module: fx.GraphModule, group_names: Sequence[str], device: torch.device) -> fx.GraphModule:
+    """Return a copy of a lowered graph that runs here: real group names, and this rank's device instead of the CPU.
+
+    Graphs are traced on the CPU, so a factory such as ``arange`` names it; constants of the graph move too.
+    """
+    graph = fx.Graph()
+    output = graph.graph_copy(graph_module.graph, {})
+    graph.output(output)
+    bound = fx.GraphModule(graph_module, graph)
+
+    for node in bound.graph.nodes:
+        if node.op == "call_function":
+            in_collective = getattr(node.target, "namespace", "") == "_c10d_functional"
+            bind = partial(_bind, group_names=group_names if in_collective else (), device=device)
+            node.args = fx.node.map_aggregate(node.args, bind)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, bind)
+        elif node.op == "get_attr":
+            value = getattr(bound, str(node.target))
+            if isinstance(value, torch.Tensor) and value.device != device:
+                setattr(bound, str(node.target), value.to(device))
+    bound.recompile()
+    return bound
+
+
+def _bind(leaf: Any, group_names: Sequence[str], device: torch.device) -> Any:
+    if group_names and isinstance(leaf, str) and leaf.startswith(GROUP_PREFIX):
+        return group_names[int(leaf.removeprefix(GROUP_PREFIX))]
+    return device if isinstance(leaf, torch.device) else leaf

@@ -1,0 +1,234 @@
+"""``ParallelModule``: the user's module again, running on all ranks of a mesh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autopar.errors import InputError, OptionError, PlanError
+from autopar.placement import Layout, from_dtensor, layout_name, parse_layout
+from autopar.plan import Options, Plan
+from autopar.runtime.agree import require_equal
+from autopar.runtime.compile import Compiler, share_plan
+from autopar.runtime.execute import Executable
+from autopar.runtime.groups import MeshGroups
+from autopar.runtime.rendezvous import meet
+from autopar.runtime.shadow import Source
+from autopar.runtime.signature import Call, Signature, take_apart
+from autopar.runtime.state import adapt_state, describe_state, full_state, lay_out, mirror, require_values
+
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class ParallelModule(nn.Module):
+    """A module split over a mesh. It computes what the original computes on the global batch.
+
+    Parameters are DTensors on one mesh under their original names, buffers are replicated plain tensors. Every rank
+    must make the same calls. A call with new shapes, modes or constants is traced and planned again, with the
+    parameters pinned where they are.
+
+    Args:
+        model: the original.
+        groups: the processes.
+        options: what is asked of the plan.
+        example: inputs to plan for at once; None to plan at the first call.
+        loss: callable put behind the module's outputs, or None.
+        plan: a plan for the first program, or the path of one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: MeshGroups,
+        options: Options,
+        *,
+        example: Example | None = None,
+        loss: Callable[..., Tensor] | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        with groups.together("reading the model"):
+            source = Source.of(model, loss)
+            call = None if example is None else take_apart(model, *example, device=None)
+            if groups.rank == 0:
+                require_values(model)
+        require_equal(
+            groups.control,
+            "the model",
+            [f"class {type(model).__name__}", *describe_state(model), *_option_lines(options)],
+            "build the same model with the same options on every rank",
+        )
+        given = share_plan(groups, plan)
+        with groups.together("applying the plan's options"):
+            if given is not None:
+                _check_parameters(given, model)
+                options = _merge_options(options, given)
+        self._engine = _Engine(self, Compiler(source, groups), options, given)
+        if call is not None:
+            self._engine.first(call, model)
+        else:
+            layouts = {} if given is None else _layouts(given)
+            mirror(model, self, groups, layouts)
+            self._engine.placed = given is not None
+        self._original = type(model).__name__
+        self.register_load_state_dict_pre_hook(_adapt)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that ran last, or that will run first.
+
+        Raises:
+            InputError: nothing has been planned yet.
+        """
+        return self._engine.current_plan()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on all ranks; every rank makes the same call.
+
+        Raises:
+            InputError: on every rank, when the ranks' inputs do not fit together.
+        """
+        return self._engine.call(args, kwargs)
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the state with full plain tensors: it loads strictly into the original module. Every rank calls it."""
+        return full_state(self.state_dict())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load full plain tensors (equal on every rank) or DTensors of any layout. Every rank calls it.
+
+        Raises:
+            OptionError: ``assign`` is set: the parameters keep their DTensors.
+        """
+        if assign:
+            raise OptionError("a parallel module can't take over tensors by assign=True; load without it")
+        return super().load_state_dict(state_dict, strict=strict)
+
+    def extra_repr(self) -> str:
+        """Return the mesh and the state of planning."""
+        return self._engine.describe()
+
+    def _get_name(self) -> str:
+        return f"Parallel{self._original}"
+
+
+def _adapt(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    assert isinstance(module, ParallelModule)
+    adapt_state(module, state, prefix, module._engine.groups)
+
+
+class _Engine:
+    """The moving part of a parallel module: its executables by signature."""
+
+    def __init__(self, module: ParallelModule, compiler: Compiler, options: Options, given: Plan | None) -> None:
+        self._module = (module,)  # a tuple, so that the module is not its own child
+        self._compiler = compiler
+        self._options = options
+        self._given = given
+        self._executables: dict[Signature, Executable] = {}
+        self._current: Plan | None = given
+        self.groups: MeshGroups = compiler.groups
+        self.placed = False
+
+    def first(self, call: Call, model: nn.Module) -> None:
+        """Plan for the example, then put the parameters where the plan wants them."""
+        executable = self._compiler.make(call, self._options, self._given)
+        self._remember(call.signature, executable)
+        mirror(model, self._module[0], self.groups, _layouts(executable.plan))
+        self.placed = True
+
+    def current_plan(self) -> Plan:
+        """Return the plan in use."""
+        if self._current is None:
+            raise InputError("nothing is planned yet: call the module once, or give example_inputs to parallelize")
+        return self._current
+
+    def describe(self) -> str:
+        """Return one line about the mesh and the programs."""
+        programs = len(self._executables)
+        state = f"{programs} program{'' if programs == 1 else 's'}" if programs else "planned at the first call"
+        return f"{self.groups.mesh}, {state}"
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one call of the module."""
+        module = self._module[0]
+        error: Exception | None = None
+        call: Call | None = None
+        try:
+            call = take_apart(module, args, kwargs, self.groups.device)
+        except Exception as caught:
+            error = caught
+        known = call is not None and call.signature in self._executables
+        meet(self.groups, call, error, known, self._options.inputs)
+        assert call is not None
+        executable = self._executables.get(call.signature) or self._make(call)
+        self._current = executable.plan
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        with executable.random_state(self._options.inputs == "local"):
+            out = executable.run(parameters, buffers, call.leaves)
+        return pytree.tree_unflatten(out, executable.program.out_spec)
+
+    def _make(self, call: Call) -> Executable:
+        module = self._module[0]
+        modes = {name: child.training for name, child in module.named_modules(remove_duplicate=False)}
+        flags = {name: parameter.requires_grad for name, parameter in module.named_parameters(remove_duplicate=False)}
+        self._compiler.source.set_modes(modes, flags)
+        given = self._given if not self._executables else None
+        options = self._options
+        if self.placed and given is None:
+            options = _pin(options, module)
+        executable = self._compiler.make(call, options, given)
+        if not self.placed:
+            for name, parameter in module.named_parameters():
+                lay_out(parameter, executable.plan.layout(name), self.groups)
+            self.placed = True
+        self._remember(call.signature, executable)
+        return executable
+
+    def _remember(self, signature: Signature, executable: Executable) -> None:
+        self._executables[signature] = executable
+        self._current = executable.plan
+
+
+def _layouts(plan: Plan) -> dict[str, Layout]:
+    return {name: parse_layout(text) for name, text in plan.parameters.items()}
+
+
+def _pin(options: Options, module: nn.Module) -> Options:
+    import msgspec
+
+    pinned = {
+        name: layout_name(from_dtensor(parameter.placements))  # type: ignore[attr-defined]
+        for name, parameter in module.named_parameters()
+    }
+    return msgspec.structs.replace(options, pinned=pinned)
+
+
+def _option_lines(options: Options) -> list[str]:
+    return [f"option {name}: {getattr(options, name)!r}" for name in options.__struct_fields__]
+
+
+def _check_parameters(plan: Plan, model: nn.Module) -> None:
+    names = {name for name, _ in model.named_parameters()}
+    missing = sorted(names - set(plan.parameters))
+    wrong = [
+        name
+        for name, parameter in model.named_parameters()
+        if name in plan.parameter_shapes and tuple(plan.parameter_shapes[name]) != tuple(parameter.shape)
+    ]
+    if missing or wrong:
+        what = f"has no place for {', '.join(missing[:3])}" if missing else f"has another shape for {wrong[0]}"
+        raise PlanError(f"the plan was made for another model: it {what}; make a plan for this model")
+
+
+def _merge_options(options: Options, plan: Plan) -> Options:
+    for name, default in (("inputs", "global"), ("outputs", "auto")):
+        asked, made = getattr(options, name), getattr(plan.options, name)
+        if asked not in (default, made):
+            raise PlanError(f"the plan was made for {name}={made!r}, but {name}={asked!r} is asked; use one of them")
+    return plan.options

@@ -1,0 +1,61 @@
+"""The meeting of all ranks before a call: same signature, same data, nobody failed; or an error on every rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from autopar.errors import InputError
+from autopar.runtime.agree import difference, digest_of, gather_objects, raise_together
+from autopar.runtime.groups import MeshGroups
+from autopar.runtime.signature import Call, checksum
+
+_ADVICE = {
+    "global": "with inputs='global' every rank passes the same global batch; use inputs='local' for shares",
+    "local": "with inputs='local' ranks at the same place of the first mesh axis pass the same share",
+}
+
+
+def meet(groups: MeshGroups, call: Call | None, error: Exception | None, known: bool, inputs: str) -> None:
+    """Return when every rank is about to make the same call. One small collective on the host.
+
+    The contents of tensors are compared too where that is cheap: always on the CPU, on a device at the first call of a
+    signature.
+
+    Args:
+        groups: the processes.
+        call: this rank's call, or None when it can't be taken apart.
+        error: why not.
+        known: there is a program for the call.
+        inputs: ``"global"`` or ``"local"``.
+
+    Raises:
+        InputError: the calls differ, or a rank has an error; names what differs.
+    """
+    look = call is not None and (not known or groups.device.type == "cpu")
+    signature = _word(call.signature.lines) if call is not None else 0
+    data = checksum(call.leaves) if call is not None and look else 0
+    mine = torch.tensor([0 if error is None else 1, signature, data])
+    table = torch.empty(len(groups.ranks) * 3, dtype=torch.int64)
+    dist.all_gather_into_tensor(table, mine, group=groups.control)
+    failed, signatures, contents = table.reshape(-1, 3).T.tolist()
+    if any(failed):
+        raise_together(groups.control, "the call", error)
+    assert call is not None
+    if len(set(signatures)) > 1:
+        lines = gather_objects(groups.control, call.signature.lines)
+        raise InputError(f"{difference('the call', lines)}; every rank must make the same call")
+    for rank, content in enumerate(contents):
+        first = 0 if inputs == "global" else groups.mesh.rank([groups.mesh.coordinate(rank)[0], *_zeros(groups)])
+        if content != contents[first]:
+            raise InputError(
+                f"the input tensors of rank {rank} have other contents than those of rank {first}: {_ADVICE[inputs]}"
+            )
+
+
+def _zeros(groups: MeshGroups) -> list[int]:
+    return [0] * (groups.mesh.num_axes - 1)
+
+
+def _word(lines: tuple[str, ...]) -> int:
+    return int.from_bytes(digest_of(lines)[:7], "big")
