@@ -1,0 +1,229 @@
+"""Capture: an ordinary module and example inputs become a joint forward and backward graph with global shapes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.errors import AutoparError, CaptureError
+
+from . import torch_private
+from .clean_graph import clean_graph
+from .decompositions import decomposition_table
+from .program import Input, Output, Program
+from .trace_joint import Joint, RawTrace
+from .trace_recorder import raising_line
+
+
+def capture(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, training: bool | None = None
+) -> Program:
+    """Trace ``model`` on example inputs into a program; neither the model nor any data is touched.
+
+    Args:
+        model: any module, real or on the meta device.
+        args: positional example inputs; tensors may be real, meta or fake, only their shapes and dtypes count.
+        kwargs: example inputs by keyword.
+        training: trace the backward too; by default when the module is in training mode and gradients are enabled.
+
+    Raises:
+        CaptureError: the inputs do not fit the model, or the model can't be traced whole; the message names the user's line.
+    """
+    kwargs = dict(kwargs or {})
+    _check_arguments(model, args, kwargs)
+    leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
+    roles = [*_state_roles(model), *_input_roles(tuple(args), kwargs, leaves)]
+    tensors = [tensor for _, tensor in roles]
+    _check_devices(roles)
+    if training is None:
+        training = model.training and torch.is_grad_enabled()
+    inputs = [role for role, _ in roles]
+    wants = [training and role.requires_grad for role in inputs]
+    joint = Joint(model, [role.name for role in inputs], [role.kind for role in inputs], in_spec, leaves, wants)
+    trace = _trace(joint, tensors)
+    return _program(trace, inputs, wants, leaves, in_spec)
+
+
+def _check_arguments(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    if not isinstance(args, (tuple, list)):
+        raise CaptureError(
+            f"example inputs must be a tuple of positional arguments, got {type(args).__name__}; "
+            "for a single tensor write (x,)"
+        )
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        given = ", ".join([*(type(a).__name__ for a in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())])
+        signature = inspect.signature(model.forward)
+        raise CaptureError(
+            f"the example inputs ({given}) do not fit {type(model).__name__}.forward{signature}: {error}. "
+            "Pass the arguments that a call of the model takes."
+        ) from None
+    for path, leaf in _named_leaves(tuple(args), kwargs):
+        if type(leaf).__module__.partition(".")[0] == "numpy":
+            raise CaptureError(
+                f"example input {path} is a {type(leaf).__name__} of numpy; autopar takes tensors: torch.as_tensor(...)"
+            )
+
+
+def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return ``(path, leaf)`` of every input leaf in pytree's order, with paths such as ``args[0]`` or ``kwargs['x']``."""
+    out = []
+    for i, value in enumerate(args):
+        out += _below(f"args[{i}]", value)
+    for name, value in kwargs.items():
+        out += _below(f"kwargs[{name!r}]", value)
+    return out
+
+
+def _below(path: str, value: Any) -> list[tuple[str, Any]]:
+    children, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
+    if spec.is_leaf():
+        return [(path, value)]
+    keys = list(value) if isinstance(value, dict) else range(len(children))
+    return [pair for key, child in zip(keys, children) for pair in _below(f"{path}[{key!r}]", child)]
+
+
+def _state_roles(model: nn.Module) -> list[tuple[Input, Tensor]]:
+    """Return a role for every parameter, then every buffer; tied ones share one role."""
+    roles = []
+    named: list[tuple[Any, str, Any]] = [
+        ("parameter", "p_", model.named_parameters(remove_duplicate=False)),
+        ("buffer", "b_", model.named_buffers(remove_duplicate=False)),
+    ]
+    for kind, prefix, tensors in named:
+        names: dict[int, list[str]] = {}
+        first: dict[int, Tensor] = {}
+        for name, tensor in tensors:
+            names.setdefault(id(tensor), []).append(name)
+            first.setdefault(id(tensor), tensor)
+        for key, tensor in first.items():
+            name, *aliases = names[key]
+            wants = kind == "parameter" and tensor.requires_grad
+            role = Input(prefix + _identifier(name), kind, name, requires_grad=wants, aliases=tuple(aliases))
+            roles.append((role, tensor))
+    return roles
+
+
+def _input_roles(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[tuple[Input, Tensor]]:
+    roles = []
+    for index, (path, leaf) in enumerate(_named_leaves(args, kwargs)):
+        assert leaf is leaves[index]
+        if isinstance(leaf, Tensor):
+            wants = leaf.requires_grad and leaf.is_floating_point()
+            roles.append((Input(_identifier(path), "input", path, index, wants), leaf))
+    return roles
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W+", "_", name).strip("_") or "root"
+
+
+def _check_devices(roles: list[tuple[Input, Tensor]]) -> None:
+    """Check that parameters, buffers and inputs lie on one device; meta goes with everything."""
+    where: dict[str, str] = {}
+    for role, tensor in roles:
+        if tensor.device.type != "meta":
+            where.setdefault(tensor.device.type, f"{role.kind} {role.name}")
+    if len(where) > 1:
+        found = "; ".join(f"{name} is on {device}" for device, name in where.items())
+        raise CaptureError(
+            f"the model and its example inputs must lie on one kind of device, but {found}. "
+            "Move the model or the inputs with .to(device)."
+        )
+
+
+def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
+    """Run the joint function on fake CPU tensors; every failure becomes a CaptureError that names the user's line."""
+    fake_mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode, torch_private.as_if_compiling(), joint.unchanged():
+        fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
+        try:
+            joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
+        except CaptureError:
+            raise
+        except torch_private.DATA_DEPENDENT as error:
+            line = raising_line(error.__traceback__)
+            raise CaptureError(
+                f"the model can't be captured whole: {line or 'a line of the model'} needs the value of a tensor "
+                "(a branch on data, .item(), .tolist(), or an op whose result has a shape that depends on data), "
+                "and a compiled program has none. Use torch.where or a mask instead, or compute the value outside of "
+                "the model and pass it in as a number."
+            ) from error
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            AutoparError,
+            AssertionError,
+        ) as error:
+            line = raising_line(error.__traceback__)
+            raise CaptureError(
+                f"tracing the model failed at {line or 'no line of its own'}: {type(error).__name__}: {error}. "
+                "Check that the model runs on the example inputs as they are."
+            ) from error
+    return joint.trace
+
+
+def _program(
+    trace: RawTrace, inputs: list[Input], wants: list[bool], leaves: list[Any], in_spec: pytree.TreeSpec
+) -> Program:
+    """Put the cleaned graph and the roles together."""
+    tangents = [
+        Input(_identifier(f"tangent_{trace.leaves[i][0]}"), "tangent", trace.leaves[i][0], i) for i in trace.tangents
+    ]
+    graph_module = clean_graph(trace.graph_module, [role.node for role in (*inputs, *tangents)])
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    roles = tuple(
+        Input(node.name, role.kind, role.name, role.index, bool(want), role.aliases)
+        for node, role, want in zip(
+            placeholders, (*inputs, *tangents), (*wants, *(False for _ in tangents)), strict=True
+        )
+    )
+    for node, role in zip(placeholders, roles):
+        node.meta["phase"] = "backward" if role.kind == "tangent" else "forward"
+    outputs, nodes = _outputs(trace, roles, graph_module)
+    output_node = graph_module.graph.output_node()
+    output_node.args = (tuple(nodes),)
+    graph_module.recompile()
+    constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+    return Program(
+        graph_module, roles, tuple(outputs), in_spec, trace.out_spec, constants, trace.loss, bool(trace.tangents)
+    )
+
+
+def _outputs(
+    trace: RawTrace, roles: tuple[Input, ...], graph_module: fx.GraphModule
+) -> tuple[list[Output], list[fx.Node | None]]:
+    """Return the output roles and what the graph returns for each: leaves, gradients, new buffer values."""
+    values: list[fx.Node] = list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
+    num_leaves = len(trace.tensor_leaves)
+    leaf_values = dict(zip(trace.tensor_leaves, values))
+    gradients = dict(zip(trace.gradients, values[num_leaves:]))
+    buffers = dict(zip(trace.written, values[num_leaves + len(gradients) :]))
+    outputs: list[Output] = []
+    nodes: list[fx.Node | None] = []
+    for i, (path, constant) in enumerate(trace.leaves):
+        node = leaf_values.get(i)
+        outputs.append(Output("output", path, node.name if node else None, i, constant=constant))
+        nodes.append(node)
+    for i, role in enumerate(roles):
+        if role.requires_grad:
+            node = gradients.get(i)
+            outputs.append(Output("gradient", role.name, node.name if node else None, of=role.node))
+            nodes.append(node)
+    for role in roles:
+        if role.kind == "buffer" and role.name in buffers:
+            node = buffers[role.name]
+            outputs.append(Output("buffer", role.name, node.name, of=role.node))
+            nodes.append(node)
+    return outputs, nodes

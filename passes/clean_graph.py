@@ -1,0 +1,137 @@
+"""Rebuild a raw traced graph without dead code, duplicates and ops that do nothing."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+
+_NOTHING = frozenset({
+    aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
+})  # fmt: skip
+_SAME_SHAPE = frozenset({
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.slice.Tensor,
+    aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
+})  # fmt: skip
+_SAME_LAYOUT = frozenset({aten.clone.default, aten._to_copy.default})
+_VIEW = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+_META = ("phase", "module", "source")
+
+
+def clean_graph(raw: fx.GraphModule, placeholder_names: list[str]) -> fx.GraphModule:
+    """Return a fresh graph that computes what ``raw`` computes; placeholders come first, with the given names."""
+    cleaner = _Cleaner(raw)
+    return cleaner.run(placeholder_names)
+
+
+class _Cleaner:
+    def __init__(self, raw: fx.GraphModule) -> None:
+        self.raw = raw
+        self.graph = fx.Graph()
+        self.new: dict[fx.Node, Any] = {}
+        self.seen: dict[Any, fx.Node] = {}
+
+    def run(self, placeholder_names: list[str]) -> fx.GraphModule:
+        """Rebuild the graph."""
+        nodes = list(self.raw.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        for node, name in zip(placeholders, placeholder_names, strict=True):
+            self.new[node] = self._finish(self.graph.placeholder(name), node)
+        alive = _alive(nodes)
+        for node in nodes:
+            if node.op in ("get_attr", "call_function") and node in alive:
+                self.new[node] = self._rebuilt(node)
+        result = tuple(self._map(node) for node in nodes[-1].args[0])
+        self.graph.output(result)
+        self.graph.lint()
+        return fx.GraphModule(self.raw, self.graph, "Program")
+
+    def _map(self, argument: Any) -> Any:
+        return map_arg(argument, lambda node: self.new[node])
+
+    def _rebuilt(self, node: fx.Node) -> fx.Node:
+        if node.op == "get_attr":
+            return self._finish(self.graph.get_attr(node.target), node)
+        args, kwargs = self._map(node.args), self._map(node.kwargs)
+        same = _same_as(node, args)
+        if same is not None:
+            return same
+        if node.target in _VIEW:
+            while args[0].op == "call_function" and args[0].target in _VIEW:
+                args = (args[0].args[0], *args[1:])
+            if args[0].meta["val"].shape == node.meta["val"].shape:
+                return args[0]
+        key = None
+        if not is_random(node):
+            key = _key((node.target, args, kwargs, node.meta["phase"]))
+            if key in self.seen:
+                return self.seen[key]
+        made = self.graph.create_node("call_function", node.target, args, kwargs, name=_name(node.target))
+        self._finish(made, node)
+        if key is not None:
+            self.seen[key] = made
+        return made
+
+    def _finish(self, made: fx.Node, node: fx.Node) -> fx.Node:
+        for field in _META:
+            made.meta[field] = node.meta.get(field, "")
+        made.meta["val"] = node.meta["val"]
+        forward = self.new.get(node.meta.get("forward_node"))
+        if isinstance(forward, fx.Node) and forward.op == "call_function":
+            made.meta["forward_node"] = forward.name
+        return made
+
+
+def is_random(node: fx.Node) -> bool:
+    """Tell whether an op draws random numbers."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _alive(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return what the output or a random op depends on; dead random ops stay, for the numbers after them."""
+    alive: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node.op == "output" or node in alive or is_random(node):
+            alive.add(node)
+            alive.update(node.all_input_nodes)
+    return alive
+
+
+def _name(target: Any) -> str:
+    return target._overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else target.__name__
+
+
+def _same_as(node: fx.Node, args: Any) -> fx.Node | None:
+    """Return the operand that an op returns unchanged, or None if it does something."""
+    if node.target is operator.getitem or not args or not isinstance(args[0], fx.Node):
+        return None
+    source, value = args[0].meta.get("val"), node.meta.get("val")
+    if node.target in _NOTHING:
+        return args[0]
+    if not isinstance(source, Tensor) or not isinstance(value, Tensor):
+        return None
+    if node.target is aten.copy.default:
+        other = args[1].meta["val"] if isinstance(args[1], fx.Node) else None
+        same = isinstance(other, Tensor) and other.shape == value.shape and other.dtype == value.dtype
+        return args[1] if same else None
+    if source.shape != value.shape or source.dtype != value.dtype:
+        return None
+    if node.target in _SAME_SHAPE:
+        return args[0]
+    if node.target is aten.permute.default and list(args[1]) == list(range(source.dim())):
+        return args[0]
+    return args[0] if node.target in _SAME_LAYOUT and source.stride() == value.stride() else None
+
+
+def _key(value: Any) -> Any:
+    """Return a hashable stand-in for an op's arguments in which 1, 1.0 and True differ."""
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *(_key(item) for item in value))
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in sorted(value.items()))
+    return (type(value).__name__, value) if isinstance(value, (bool, int, float)) else value

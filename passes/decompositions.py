@@ -1,0 +1,142 @@
+"""How ATen ops that hide a matrix product or a reduction are written as ops that show it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import torch_private
+
+aten = torch.ops.aten
+
+_FROM_TORCH: tuple[Any, ...] = (
+    aten._softmax, aten._softmax_backward_data, aten._log_softmax, aten._log_softmax_backward_data,
+    aten._safe_softmax, aten.logsumexp, aten.linalg_vector_norm,
+    aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training, aten.native_batch_norm_backward,
+    aten.native_group_norm, aten.native_group_norm_backward,
+    aten._fused_rms_norm, aten._fused_rms_norm_backward,
+    aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward,
+    aten.mse_loss, aten.mse_loss_backward, aten.smooth_l1_loss, aten.smooth_l1_loss_backward,
+    aten.huber_loss, aten.huber_loss_backward, aten.binary_cross_entropy, aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.soft_margin_loss_backward,
+    aten._euclidean_dist, aten.addr, aten.native_dropout_backward,
+)  # fmt: skip
+
+
+def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(x.dim()))
+    return [d % max(x.dim(), 1) for d in ([dim] if isinstance(dim, int) else dim)] if x.dim() else []
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _count(x: Tensor, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[d] for d in dims)
+
+
+def mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Write a mean as a sum times one over the number of elements."""
+    dims = _dims(x, dim)
+    wide = _wide(x if dtype is None else x.to(dtype))
+    if not dims:
+        return wide.to(dtype or x.dtype)
+    count = _count(x, dims)
+    return (wide.sum(dims, keepdim) * (1.0 / count if count else math.nan)).to(dtype or x.dtype)
+
+
+def var_mean(
+    x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Write a variance and a mean as two sums."""
+    dims = _dims(x, dim)
+    wide = _wide(x)
+    count = _count(x, dims)
+    free = count - (1.0 if correction is None else correction)
+    center = wide.sum(dims, True) * (1.0 / count if count else math.nan) if dims else wide
+    spread = wide - center
+    variance = spread * spread
+    variance = (variance.sum(dims, keepdim) if dims else variance) * (1.0 / free if free > 0 else math.nan)
+    center = center if keepdim or not dims else center.squeeze(dims)
+    return variance.to(x.dtype), center.to(x.dtype)
+
+
+def var(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    """Write a variance as sums."""
+    return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    """Write a standard deviation as sums and a root."""
+    return var(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def std_mean(
+    x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Write a standard deviation and a mean as sums and a root."""
+    variance, center = var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return variance.sqrt(), center
+
+
+def _contract(equation: str) -> Callable[..., Tensor]:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        result: Tensor = torch.ops.autopar.contract.default(a, b, equation)
+        return result
+
+    return product
+
+
+def _with_sum(equation: str) -> Callable[..., Tensor]:
+    product = _contract(equation)
+
+    def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        result = product(a, b)
+        result = result if alpha == 1 else result * alpha
+        if beta == 0:
+            return result
+        return result + (x if beta == 1 else x * beta)
+
+    return addmm
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Write dropout as a mask that is drawn for the whole tensor, times the input."""
+    if train is False or p == 0.0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1.0:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    shape = list(x.shape)
+    mask = torch.ops.autopar.bernoulli.default(shape, 1.0 - p, x.dtype, x.device, [0] * len(shape), shape)
+    return x * mask * (1.0 / (1.0 - p)), mask.bool()
+
+
+@cache
+def decomposition_table() -> dict[Any, Callable[..., Any]]:
+    """Return ATen op -> function that writes it in simpler ops."""
+    table: dict[Any, Callable[..., Any]] = dict(torch_private.get_decompositions(_FROM_TORCH))
+    table |= {
+        aten.mean.default: mean,
+        aten.mean.dim: mean,
+        aten.var_mean.correction: var_mean,
+        aten.var.correction: var,
+        aten.std.correction: std,
+        aten.std_mean.correction: std_mean,
+        aten.mm.default: _contract("ab,bc->ac"),
+        aten.bmm.default: _contract("abc,acd->abd"),
+        aten.mv.default: _contract("ab,b->a"),
+        aten.dot.default: _contract("a,a->"),
+        aten.addmm.default: _with_sum("ab,bc->ac"),
+        aten.baddbmm.default: _with_sum("abc,acd->abd"),
+        aten.addmv.default: _with_sum("ab,b->a"),
+        aten.native_dropout.default: native_dropout,
+    }
+    return table

@@ -1,0 +1,124 @@
+"""The one place that imports private names of torch. A new torch release is this file's work and its test's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.utils.stateless import _reparametrize_module
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "FakeTensorMode",
+    "FunctionalTensorMode",
+    "OpOverload",
+    "as_if_compiling",
+    "current_backward_sequence",
+    "get_decompositions",
+    "last_forward_sequence",
+    "new_placeholder",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+    "swapped_tensors",
+    "trace_graph",
+    "tracing_graph",
+    "unwrap",
+    "without_tracing",
+    "wrap",
+]
+
+DATA_DEPENDENT: tuple[type[BaseException], ...] = (DataDependentOutputException, DynamicOutputShapeException)
+"""What torch raises when Python asks a fake tensor for a value."""
+
+
+@contextlib.contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """Make ``torch.compiler.is_compiling()`` true, which keeps models from looking at values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def trace_graph(function: Any, arguments: list[Tensor], table: dict[OpOverload, Any]) -> fx.GraphModule:
+    """Trace ``function`` on fake tensors into a graph of ATen ops, with the decompositions of ``table``."""
+    tracer = make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
+    with FunctionalTensorMode():
+        return tracer(*arguments)
+
+
+@contextlib.contextmanager
+def without_tracing() -> Iterator[None]:
+    """Leave the traced graph alone: what runs inside stays outside of it."""
+    with disable_functional_mode(), disable_proxy_modes_tracing():
+        yield
+
+
+def tracing_graph() -> fx.Graph:
+    """Return the graph that is being traced."""
+    mode = get_proxy_mode()
+    assert mode is not None, "no graph is being traced"
+    graph: fx.Graph = mode.tracer.graph
+    return graph
+
+
+def new_placeholder(name: str, value: Tensor) -> fx.Node:
+    """Add a placeholder to the graph that is being traced; ``value`` stands for it from now on."""
+    mode = get_proxy_mode()
+    assert mode is not None, "no graph is being traced"
+    proxy = mode.tracer.create_proxy("placeholder", name, (), {})
+    track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
+    node: fx.Node = proxy.node
+    return node
+
+
+def wrap(value: Tensor) -> Tensor:
+    """Wrap a tensor so that in-place ops on it are traced as functional ones."""
+    return FunctionalTensor.to_functional(value)
+
+
+def unwrap(value: Tensor) -> Tensor:
+    """Return the traced tensor below ``wrap``, after all writes; a tensor that is not wrapped comes back as it is."""
+    return value.from_functional() if isinstance(value, FunctionalTensor) else value
+
+
+@contextlib.contextmanager
+def swapped_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Put ``tensors`` in place of the module's parameters and buffers; tied ones follow. Afterwards the dict holds new buffers."""
+    with _reparametrize_module(module, tensors, tie_weights=True):
+        yield
+
+
+def last_forward_sequence() -> int:
+    """Return the sequence number of the last autograd node that was made."""
+    return int(torch.autograd._get_sequence_nr()) - 1
+
+
+def current_backward_sequence() -> int | None:
+    """Return the sequence number of the autograd node whose backward runs now; None outside of a backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())

@@ -1,0 +1,159 @@
+"""Trace a module's forward, and the backward of what it returns, into one raw graph on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.errors import CaptureError
+
+from . import ops, torch_private
+from .output_leaves import flatten_outputs, loss_of
+from .trace_ops import TraceOps
+from .trace_recorder import TraceRecorder
+
+assert ops is not None
+
+
+@dataclass
+class RawTrace:
+    """A raw graph and what its output tuple holds.
+
+    Attributes:
+        graph_module: returns the tensor leaves, then the gradients that exist, then the buffers that were written to.
+        out_spec: pytree spec of what the module returned.
+        leaves: ``(path, value)`` of every output leaf; tensors are stood for by None.
+        tensor_leaves: positions of the leaves that are tensors.
+        loss: position of the loss, or None.
+        tangents: positions of the leaves that have a tangent, in the order of their placeholders.
+        gradients: positions, among the arguments, that have a gradient.
+        written: names of the buffers that have a new value.
+    """
+
+    graph_module: fx.GraphModule
+    out_spec: pytree.TreeSpec
+    leaves: list[tuple[str, Any]]
+    tensor_leaves: list[int] = field(default_factory=list)
+    loss: int | None = None
+    tangents: list[int] = field(default_factory=list)
+    gradients: list[int] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+
+
+class Joint:
+    """The function that is traced; it fills ``trace`` in while it runs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: list[str],
+        kinds: list[str],
+        in_spec: pytree.TreeSpec,
+        leaves: list[Any],
+        wants: list[bool],
+    ) -> None:
+        self.model, self.names, self.kinds, self.in_spec, self.leaves, self.wants = (
+            model,
+            names,
+            kinds,
+            in_spec,
+            leaves,
+            wants,
+        )
+        self.recorder = TraceRecorder(model)
+        self.trace = RawTrace(fx.GraphModule({}, fx.Graph()), pytree.tree_structure(None), [])
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Put back every attribute that the model sets on its modules while it is traced."""
+        modules = list(self.model.modules())
+        before = [(dict(m.__dict__), dict(m._parameters), dict(m._buffers), dict(m._modules)) for m in modules]
+        try:
+            yield
+        finally:
+            for module, (attributes, parameters, buffers, children) in zip(modules, before):
+                module.__dict__.clear()
+                module.__dict__.update(attributes)
+                for now, then in (
+                    (module._parameters, parameters),
+                    (module._buffers, buffers),
+                    (module._modules, children),
+                ):
+                    now.clear()
+                    now.update(then)
+
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
+        """Run forward and backward on traced tensors; return the raw graph's outputs."""
+        with self.recorder.watching(torch_private.tracing_graph()), torch.set_grad_enabled(any(self.wants)):
+            wrapped = [torch_private.wrap(a.detach()) for a in arguments]
+            for tensor, want in zip(wrapped, self.wants):
+                tensor.requires_grad_(want)
+            before = [torch_private.unwrap(tensor) for tensor in wrapped]
+            state = {name: t for name, kind, t in zip(self.names, self.kinds, wrapped) if kind != "input"}
+            leaves = self._forward(state, iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
+            results = [torch_private.unwrap(leaf).detach() for leaf in leaves if isinstance(leaf, Tensor)]
+            results += self._backward(leaves, wrapped)
+            results += self._written(wrapped, before, state)
+            return results
+
+    def _forward(self, state: dict[str, Tensor], tensors: Iterator[Tensor]) -> list[Any]:
+        flat = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
+        with torch_private.swapped_tensors(self.model, state), TraceOps(self.recorder):
+            result = self.model(*args, **kwargs)
+        paths, leaves, self.trace.out_spec = flatten_outputs(result)
+        self.trace.leaves = [(p, None if isinstance(x, Tensor) else x) for p, x in zip(paths, leaves)]
+        self.trace.tensor_leaves = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        return leaves
+
+    def _backward(self, leaves: list[Any], wrapped: list[Tensor]) -> list[Tensor]:
+        trace = self.trace
+        differentiable = [
+            i for i in trace.tensor_leaves if leaves[i].requires_grad and leaves[i].dtype.is_floating_point
+        ]
+        trace.loss = loss_of([path for path, _ in trace.leaves], leaves, trace.out_spec)
+        trace.tangents = differentiable if trace.loss is None else [i for i in differentiable if i == trace.loss]
+        if not trace.tangents:
+            return []
+        self.recorder.phase = "backward"
+        tangents = [_tangent(f"tangent_{i}", leaves[i]) for i in trace.tangents]
+        wanted = [i for i, want in enumerate(self.wants) if want]
+        grads = torch.autograd.grad(
+            [leaves[i] for i in trace.tangents], [wrapped[i] for i in wanted], tangents, allow_unused=True
+        )
+        trace.gradients = [i for i, grad in zip(wanted, grads) if grad is not None]
+        return [torch_private.unwrap(grad) for grad in grads if grad is not None]
+
+    def _written(self, wrapped: list[Tensor], before: list[Tensor], state: dict[str, Tensor]) -> list[Tensor]:
+        results = []
+        for name, kind, tensor, old in zip(self.names, self.kinds, wrapped, before):
+            now = state[name] if kind != "input" else tensor
+            new = torch_private.unwrap(now)
+            if new is old:
+                continue
+            if kind != "buffer":
+                raise CaptureError(_written_message(kind, name))
+            self.trace.written.append(name)
+            results.append(new.detach())
+        return results
+
+
+def _tangent(name: str, like: Tensor) -> Tensor:
+    with torch_private.without_tracing():
+        value = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    torch_private.new_placeholder(name, value)
+    return torch_private.wrap(value)
+
+
+def _written_message(kind: str, name: str) -> str:
+    what = {"input": "its input", "parameter": "its parameter"}[kind]
+    return (
+        f"the model writes into {what} {name} while it runs; a parallel program can't do that. "
+        "Write into a copy (x = x.clone()), or make it a buffer."
+    )

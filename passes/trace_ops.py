@@ -1,0 +1,94 @@
+"""The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
+
+``trace_matmul``, ``trace_attention``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function a family. A rewrite returns
+``NotImplemented`` where it does not apply; the function then runs as it is. Functions of ``torch.nn.functional`` that are
+written in Python are entered, so that what they call is seen too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import trace_attention, trace_loss, trace_matmul, trace_random
+from .trace_flat import FlatViews
+from .trace_recorder import TraceRecorder
+
+Rewrite = Callable[..., Any]
+
+REWRITES: dict[Any, Rewrite] = {
+    **trace_matmul.REWRITES,
+    **trace_attention.REWRITES,
+    **trace_loss.REWRITES,
+    **trace_random.REWRITES,
+}
+"""Torch function -> rewrite; a rewrite takes the flat views, then the function's own arguments."""
+
+_ENTERED_MODULES = ("torch.nn.functional", "torch.functional")
+_GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+class TraceOps(TorchFunctionMode):
+    """Rewrites torch functions while a model is traced, and keeps the recorder at the user's line."""
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.flat = FlatViews()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)
+        outermost = not self.recorder.source
+        if outermost:
+            self.recorder.source = self.recorder.at_user_line()
+        try:
+            return self._call(func, *_on_cpu(func, args, kwargs))
+        finally:
+            if outermost:
+                self.recorder.source = ""
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        rewrite = REWRITES.get(func)
+        if rewrite is not None:
+            result = rewrite(self.flat, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if isinstance(func, FunctionType) and func.__module__ in _ENTERED_MODULES:
+            with self:
+                return _without_guards(func)(*args, **kwargs)
+        return self.flat.follow(func, args, kwargs, func(*args, **kwargs))
+
+
+@lru_cache(maxsize=512)
+def _without_guards(func: FunctionType) -> FunctionType:
+    """Return ``func`` with its own look-out for torch function modes switched off; what it calls is still seen."""
+    scope = {**func.__globals__, **{guard: _never for guard in _GUARDS}}
+    entered = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    entered.__kwdefaults__ = func.__kwdefaults__
+    return entered
+
+
+def _never(*args: Any) -> bool:
+    return False
+
+
+def _on_cpu(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments with every device but meta replaced by the CPU, on which the trace runs."""
+    if func is torch.Tensor.cuda:
+        return args[:1], {}
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": _cpu(kwargs["device"])}
+    if func is torch.Tensor.to:
+        args = (args[0], *(_cpu(a) if isinstance(a, (str, torch.device)) else a for a in args[1:]))
+    return args, kwargs
+
+
+def _cpu(device: Any) -> Any:
+    return device if str(device).startswith("meta") else torch.device("cpu")
