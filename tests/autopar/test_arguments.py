@@ -1,0 +1,93 @@
+"""Arguments of the public functions: what is accepted, and what every refusal says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from autopar.arguments import check_examples, check_memory, check_mesh, check_module, check_options, check_plan_source
+from autopar.errors import MeshError, OptionError
+from autopar.mesh import Mesh
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, None), (5, 5), (1e9, 10**9), ("40GB", 40 * 10**9), ("2 GiB", 2 * 2**30), ("1.5KiB", 1536), ("77", 77)],
+)
+def test_memory_in_bytes(given: Any, expected: int | None) -> None:
+    """A budget is a number of bytes or a text with a unit."""
+    assert check_memory(given) == expected
+
+
+@pytest.mark.parametrize("given", [0, -1, math.nan, math.inf, "", "lots", "-3GB", "4 GG", True, [1], "0GB", "nanGB"])
+def test_memory_refused(given: Any) -> None:
+    """A budget that means nothing is refused, with what to write instead."""
+    with pytest.raises(OptionError, match=r"memory"):
+        check_memory(given)
+
+
+def test_meshes() -> None:
+    """A mesh is itself, a number of ranks or a tuple of sizes."""
+    assert check_mesh(4).sizes == (4,)
+    assert check_mesh((2, 3)).sizes == (2, 3)
+    mesh = Mesh((2, 2), ("data", "model"))
+    assert check_mesh(mesh) is mesh
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [("4x8 h100", "can't be searched"), (0, "at least one"), (True, "takes"), ((2, "x"), "takes")]
+)
+def test_meshes_refused(given: Any, words: str) -> None:
+    """Anything else is refused, with what is accepted."""
+    with pytest.raises(MeshError, match=words):
+        check_mesh(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("optimizer", "lion", "'adamw'"),
+        ("inputs", "sharded", "'global', 'local'"),
+        ("outputs", "all", "'auto', 'full', 'lie'"),
+        ("constraints", ["column"], "dict"),
+        ("constraints", {"a": 3}, "dict"),
+    ],
+)
+def test_options_refused(name: str, value: Any, words: str) -> None:
+    """An unknown option value is refused, with the known ones."""
+    options = {"optimizer": "adamw", "memory": None, "constraints": None, "inputs": "global", "outputs": "auto"}
+    with pytest.raises(OptionError, match=words):
+        check_options(**{**options, name: value})
+
+
+def test_options_are_ordered() -> None:
+    """Constraints written in another order are the same options."""
+    make = lambda constraints: check_options("sgd", None, constraints, "global", "auto")  # noqa: E731
+    assert list(make({"b": "row", "a": "column"}).constraints) == ["a", "b"]
+
+
+def test_examples() -> None:
+    """Examples are a tuple, a list, a tensor or a dict; keywords come back sorted."""
+    x = torch.zeros(2)
+    assert check_examples(x, None) == ((x,), {})
+    assert check_examples([1, 2], None) == ((1, 2), {})
+    assert list(check_examples({"b": 1, "a": 2}, None)[1]) == ["a", "b"]
+    assert check_examples(None, {"x": 1}) == ((), {"x": 1})
+
+
+@pytest.mark.parametrize(("inputs", "kwargs"), [(3, None), ({"x": 1}, {"y": 2}), ((), [1]), ((), {1: 2})])
+def test_examples_refused(inputs: Any, kwargs: Any) -> None:
+    """Other examples are refused."""
+    with pytest.raises(OptionError):
+        check_examples(inputs, kwargs)
+
+
+def test_model_and_plan_refused() -> None:
+    """A model that is no module and a plan that is no plan are refused."""
+    with pytest.raises(OptionError, match=r"torch\.nn\.Module; got function"):
+        check_module(lambda x: x)
+    with pytest.raises(OptionError, match=r"autopar\.Plan or the path"):
+        check_plan_source({"plan": 1})

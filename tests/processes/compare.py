@@ -1,0 +1,81 @@
+"""Compares a parallel module with one process, from inside a rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import autopar
+from autopar.runtime.parallel_module import ParallelModule
+from tests import models
+
+Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+def build(name: str, dropout: float = 0.0) -> Built:
+    """Return a model of ``tests/models.py``; ranks other than the first get other values, which must not matter."""
+    model, args, kwargs = getattr(models, name)(dropout=dropout)
+    if dist.get_rank() != 0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    return model, args, kwargs
+
+
+def split(built: Built, sizes: tuple[int, ...], **options: Any) -> tuple[ParallelModule, nn.Module]:
+    """Return the parallel module and, with the first rank's values, the one-process reference."""
+    model, args, kwargs = built
+    reference = copy.deepcopy(model)
+    return autopar.parallelize(model, sizes, args, kwargs, **options), reference
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return the loss among what a model returns."""
+    if isinstance(output, Tensor):
+        return output
+    return output["loss"] if isinstance(output, Mapping) else output[0]
+
+
+def full(tensor: Tensor | None) -> Tensor | None:
+    """Return a tensor as a plain full one. Collective for DTensors."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return every gradient as a full tensor. Collective."""
+    return {name: full(parameter.grad) for name, parameter in module.named_parameters()}
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and all buffers as full tensors. Collective."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: full(tensor.detach()).clone() for name, tensor in named}  # type: ignore[union-attr]
+
+
+def worst(found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None]) -> tuple[float, str]:
+    """Return the largest relative difference and the tensor it is in; infinite when a tensor is on one side only."""
+    if list(found) != list(expected):
+        return float("inf"), f"names {sorted(set(found) ^ set(expected))[:3]} or their order"
+    scale = max((float(t.abs().max()) for t in expected.values() if t is not None and t.numel()), default=0.0)
+    out = (0.0, "")
+    for name, value in expected.items():
+        other = found[name]
+        if (value is None) != (other is None):
+            return float("inf"), f"{name} is None on one side"
+        if value is None or other is None or not value.numel():
+            continue
+        if value.shape != other.shape or value.dtype != other.dtype:
+            return float("inf"), f"{name} is {other.dtype}{list(other.shape)} instead of {value.dtype}{list(value.shape)}"
+        top = max(float(value.abs().max()), 1e-3 * scale, 1e-12)
+        error = float((value.double() - other.double()).abs().max()) / top
+        if not error <= out[0]:
+            out = (error, name)
+    return out

@@ -1,0 +1,83 @@
+"""The mirrored state, on a world of one process, and the pieces of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import OptionError
+from autopar.mesh import Mesh
+from autopar.runtime.groups import MeshGroups, connect
+from autopar.runtime.state import describe_state, lay_out, local_of, mirror, piece_of, require_values
+from tests.runtime.test_shadow import Tied
+
+
+@pytest.fixture
+def groups() -> Iterator[MeshGroups]:
+    """Return the processes of a world of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield connect(Mesh((1, 1)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_mirror(groups: MeshGroups) -> None:
+    """The mirror has the original's names, order, ties, flags and values, all parameters as DTensors."""
+    model, root = Tied(), nn.Module()
+    model.eval()
+    mirror(model, root, groups, {})
+    assert list(root.state_dict()) == list(model.state_dict())
+    assert [name for name, _ in root.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert root.head.weight is root.table.weight
+    assert not root.frozen.weight.requires_grad
+    assert all(isinstance(parameter, DTensor) for parameter in root.parameters())
+    assert torch.equal(cast(Any, root).table.weight.full_tensor(), model.table.weight)
+    assert local_of(root.table.weight).data_ptr() != model.table.weight.data_ptr()
+    assert not root.head.training
+    assert describe_state(root) == describe_state(model)
+
+
+def test_part_refuses_to_run(groups: MeshGroups) -> None:
+    """A part of the mirror says why it can't be called."""
+    root = nn.Module()
+    mirror(Tied(), root, groups, {})
+    with pytest.raises(OptionError, match=r"\(Linear\) can't be called alone"):
+        root.head(torch.zeros(1))
+
+
+def test_lay_out_keeps_the_object(groups: MeshGroups) -> None:
+    """Changing where a parameter rests keeps the object and its value."""
+    root = nn.Module()
+    mirror(Tied(), root, groups, {})
+    weight = root.head.weight
+    before = weight.full_tensor().clone()
+    lay_out(weight, (0, 1), groups)
+    assert root.table.weight is weight
+    assert str(weight.placements) == "(Shard(dim=0), Shard(dim=1))"
+    assert torch.equal(weight.full_tensor(), before)
+
+
+def test_pieces() -> None:
+    """Pieces follow the chunk convention, the earlier axis outside."""
+    full = torch.arange(7)
+    mesh = Mesh((2, 2))
+    pieces = []
+    for coordinate in mesh.coordinates():
+        groups = cast(MeshGroups, SimpleNamespace(mesh=mesh, coordinate=coordinate))
+        pieces.append(piece_of(full, (0, 0), groups).tolist())
+        assert piece_of(full, (-1, -1), groups) is full
+    assert pieces == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+def test_meta_refused() -> None:
+    """A first rank without values is told what to do."""
+    with pytest.raises(OptionError, match=r"weight is on the meta device.*to_empty"):
+        require_values(nn.Linear(2, 2, device="meta"))
