@@ -14,7 +14,7 @@ _WHERE = {
     "plan": "api",
     "verify": "api",
     "Mesh": "mesh",
-    "Plan": "plan",
+    "Plan": "plans",
     "AutoparError": "errors",
     "MeshError": "errors",
     "OptionError": "errors",
@@ -59,4 +59,4 @@ if TYPE_CHECKING:
     from autopar.api import parallelize, plan  # noqa: F401
     from autopar.errors import AutoparError, CaptureError, MismatchError  # noqa: F401
     from autopar.mesh import Mesh  # noqa: F401
-    from autopar.plan import Plan  # noqa: F401
+    from autopar.plans import Plan  # noqa: F401

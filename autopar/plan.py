@@ -1,149 +1,19 @@
-"""The plan: frozen, serialisable, and all that lowering needs besides the program itself."""
+"""The old place of ``autopar.plans``: ``autopar.plan`` is the function that makes a plan, and this goes away."""
 
 from __future__ import annotations
 
-import msgspec
+import sys
+from types import ModuleType
+from typing import Any
 
-from autopar.mesh import Mesh
-from autopar.placement import Layout, parse_layout
-
-SCHEMA = 1
-
-
-class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record of a plan: JSON with every field checked by type."""
+from autopar.plans import *  # noqa: F403
 
 
-class MeshRecord(Struct, frozen=True, kw_only=True):
-    """The mesh that a plan was made for."""
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from importlib import import_module
 
-    sizes: tuple[int, ...]
-    names: tuple[str, ...]
-    device: str
-    links: tuple[str, ...] = ()
-
-    def mesh(self) -> Mesh:
-        """Return the mesh itself."""
-        return Mesh(self.sizes, self.names, self.device, self.links)
+        return import_module("autopar.api").plan(*args, **kwargs)
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """What was asked: everything besides model, mesh and example inputs that the answer depends on.
-
-    Attributes:
-        optimizer: its name as ``passes.cost.memory`` knows it (``adamw``, ``sgd``, ...); sets the state of a parameter.
-        memory: budget in bytes for each rank, or None.
-        constraints: pattern of a module or parameter -> technique or layout.
-        inputs: ``"global"`` (each rank passes the global batch) or ``"local"`` (its share of dim 0 over
-            the first axis).
-        outputs: ``"auto"`` (full tensors, or where they lie beside a loss), ``"full"`` or ``"lie"``.
-        pinned: full name -> layout of parameters that already lie somewhere (a second input shape).
-    """
-
-    optimizer: str = "adamw"
-    memory: int | None = None
-    constraints: dict[str, str] = {}
-    inputs: str = "global"
-    outputs: str = "auto"
-    pinned: dict[str, str] = {}
-
-
-class Route(Struct, frozen=True, kw_only=True):
-    """The arcs that one tensor travels in one phase: ``(source layout, target layout)`` pairs, each one collective.
-
-    Listed so that every arc starts at a layout that is already there. ``tensor`` names an FX node. ``phase`` is
-    ``"forward"`` or ``"backward"``: the two phases hold separate copies. A backward phase of a forward tensor starts
-    from the layouts in ``Plan.saved``; parameters, buffers and inputs start, in both phases, from where they rest.
-    """
-
-    tensor: str
-    phase: str
-    arcs: tuple[tuple[str, str], ...]
-
-
-class CollectiveRow(Struct, frozen=True, kw_only=True):
-    """One collective that a step runs: its kind, axis, tensor, bytes that one rank hands in, seconds and reason."""
-
-    kind: str
-    axis: int
-    tensor: str
-    phase: str
-    bytes: int
-    seconds: float
-    reason: str = ""
-
-
-class Cost(Struct, frozen=True, kw_only=True):
-    """Predicted seconds of a step on one rank."""
-
-    step_seconds: float
-    compute_seconds: float
-    communication_seconds: float
-
-
-class MemoryTable(Struct, frozen=True, kw_only=True):
-    """Predicted bytes on the fullest rank; ``total_bytes`` is what the budget bounds."""
-
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    buffers_bytes: int
-    saved_bytes: int
-    total_bytes: int
-
-
-class SolverReport(Struct, frozen=True, kw_only=True):
-    """How the plan was found and how sure it is."""
-
-    status: str
-    objective_s: float
-    bound_s: float
-    gap: float
-    seconds: float
-    variables: int
-    constraints: int
-    regions: int = 0
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """The frozen answer for one program on one mesh.
-
-    Attributes:
-        schema: version of this format.
-        fingerprint: digest of the program that it was made for.
-        choices: op node -> name of the rule's ``Choice`` on each axis.
-        parameters: full name -> layout where a parameter (or buffer) rests; aliases are not listed.
-        inputs: path -> layout in which a rank passes the input.
-        outputs: path -> layout in which the module returns the leaf.
-        routes: how tensors travel.
-        saved: forward tensor -> layouts kept for the backward.
-        roles: op node -> what people call the split on each axis (``column``, ``batch``, ...; empty if replicated).
-        modules: op node -> module path, for reports.
-    """
-
-    schema: int = SCHEMA
-    fingerprint: str
-    mesh_record: MeshRecord
-    options: Options
-    choices: dict[str, tuple[str, ...]]
-    parameters: dict[str, str]
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    routes: tuple[Route, ...]
-    saved: dict[str, tuple[str, ...]]
-    cost: Cost
-    memory: MemoryTable
-    collectives: tuple[CollectiveRow, ...]
-    solver: SolverReport
-    roles: dict[str, tuple[str, ...]] = {}
-    modules: dict[str, str] = {}
-    parameter_shapes: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh that the plan was made for."""
-        return self.mesh_record.mesh()
-
-    def layout(self, name: str) -> Layout:
-        """Return where the parameter or buffer ``name`` rests."""
-        return parse_layout(self.parameters[name])
+sys.modules[__name__].__class__ = _Callable

@@ -7,6 +7,10 @@ both profiles scale it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +25,24 @@ settings.register_profile(
 settings.load_profile("default")
 
 torch.set_num_threads(1)
+
+GOLDENS = Path(__file__).resolve().parent / "goldens"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--update-goldens``, which writes what tests see instead of comparing it."""
+    parser.addoption("--update-goldens", action="store_true", help="write the golden files anew")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return ``golden(name, text)``: ``text`` must be what ``tests/goldens/<name>`` holds."""
+
+    def compare(name: str, text: str) -> None:
+        file = GOLDENS / name
+        if request.config.getoption("--update-goldens"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+        assert file.read_text() == text + "\n", f"{name} differs; if it should, run pytest --update-goldens"
+
+    return compare

@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {"autopar": "autopar", "passes": "autopar.passes", "runtime": "autopar.runtime"}
 
 
-def _configuration() -> dict[str, object]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+def _packages() -> list[str]:
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    return list(configuration["packages"])
 
 
 def _folders() -> set[str]:
@@ -33,7 +34,7 @@ def _folders() -> set[str]:
 
 def test_every_folder_is_a_declared_package() -> None:
     """A folder of Python files that pyproject does not list would vanish from the wheel."""
-    assert _folders() == set(_configuration()["packages"])
+    assert _folders() == set(_packages())
 
 
 def test_every_folder_has_an_init_file() -> None:
@@ -74,9 +75,9 @@ def test_the_wheel_has_every_module_and_data_file(tmp_path: Path) -> None:
     found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = set()
     for folder, package in SOURCES.items():
-        for file in (source / folder).rglob("*"):
-            parts = file.relative_to(source / folder).parts
-            if file.is_file() and not (folder == "autopar" and parts[0] in ("passes", "runtime")):
+        for path in (source / folder).rglob("*"):
+            parts = path.relative_to(source / folder).parts
+            if path.is_file() and not (folder == "autopar" and parts[0] in ("passes", "runtime")):
                 expected.add("/".join((*package.split("."), *parts)))
     assert found == expected
 

@@ -1,1 +1,1 @@
-"""Text for people: plans, differences, explanations."""
+"""What people read: a plan as text. Reads plan records and nothing above them."""

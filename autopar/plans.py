@@ -1,0 +1,124 @@
+"""The plan: frozen, serialisable, and all that lowering needs besides the program itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.placement import to_dtensor
+from autopar.plan_format import check_plan, decode_plan, encode_plan, read_plan, write_plan
+from autopar.plan_records import (
+    SCHEMA,
+    CollectiveRow,
+    Cost,
+    MemoryTable,
+    MeshRecord,
+    Options,
+    PlanRecord,
+    Route,
+    SolverReport,
+    Struct,
+)
+
+__all__ = [
+    "SCHEMA",
+    "CollectiveRow",
+    "Cost",
+    "MemoryTable",
+    "MeshRecord",
+    "Options",
+    "Plan",
+    "PlanRecord",
+    "Route",
+    "SolverReport",
+    "Struct",
+    "check_plan",
+]
+
+
+class Plan(PlanRecord, frozen=True, kw_only=True):
+    """The answer for one program on one mesh: what every op does, where every parameter rests, what it costs.
+
+    ``print(plan)`` shows it; the attributes are those of ``PlanRecord``.
+
+    >>> plan = Plan.load("plan.json")  # doctest: +SKIP
+    >>> print(plan.explain("layers.0.mlp.up_proj"))  # doctest: +SKIP
+    """
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of one step."""
+        return self.cost.step_seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted bytes on the fullest rank."""
+        return self.memory.total_bytes
+
+    @property
+    def strategies(self) -> dict[str, str]:
+        """Module path (or op node, where an op has no module) -> the technique on each axis: ``column over model``."""
+        from autopar.report.technique import module_strategies
+
+        return module_strategies(self)
+
+    @property
+    def placements(self) -> dict[str, tuple[Placement, ...]]:
+        """Full name of a parameter or buffer -> its DTensor placements."""
+        return {name: to_dtensor(self.layout(name)) for name in self.parameters}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON to ``path``; equal plans make equal files.
+
+        Raises:
+            PlanError: the plan breaks its own rules, or the file can't be written.
+        """
+        write_plan(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Return the plan that ``save`` wrote; nothing in the file is run.
+
+        Raises:
+            PlanError: the file can't be read, is no plan, is of a newer schema, or contradicts itself.
+        """
+        return read_plan(Path(path), cls)
+
+    def to_bytes(self) -> bytes:
+        """Return the plan as canonical JSON: equal plans give equal bytes, in any process."""
+        return encode_plan(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """Return the plan that ``to_bytes`` wrote.
+
+        Raises:
+            PlanError: as for ``load``.
+        """
+        return decode_plan(data, cls)
+
+    def explain(self, name: str) -> str:
+        """Return all that the plan says about one module, parameter, input or op node, as text.
+
+        Raises:
+            PlanError: the plan knows nothing by this name; the message has the nearest names.
+        """
+        from autopar.report.explain import explain_name
+
+        return explain_name(self, name)
+
+    def diff(self, other: Plan) -> str:
+        """Return as text what ``other`` does otherwise than this plan, and what that costs."""
+        from autopar.report.diff import diff_plans
+
+        return diff_plans(self, other)
+
+    def __str__(self) -> str:
+        from autopar.report.summary import summarize_plan
+
+        return summarize_plan(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan for {self.mesh}: {self.cost.step_seconds:.3g} s a step, {self.solver.status}>"

@@ -1,0 +1,118 @@
+"""Say in the trade's words what a plan does: column, row, batch, ZeRO-3, ..., read off its records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from autopar.placement import REPLICATE, code_name, parse_layout
+from autopar.plan_records import PlanRecord
+from autopar.report.fold_names import natural_key
+
+_WEIGHTY = ("contract", "attention", "embedding", "convolution")
+_OF_WEIGHTS = frozenset(("column", "row", "head", "vocab", "expert", "channel"))
+_DATA_PARALLEL = "data parallel"
+
+
+def wide_axes(plan: PlanRecord) -> list[int]:
+    """Return the mesh axes that split anything: those of more than one rank."""
+    return [axis for axis, size in enumerate(plan.mesh_record.sizes) if size > 1]
+
+
+def node_role(plan: PlanRecord, node: str, axis: int) -> str:
+    """Return what ``axis`` does to an op, in one word or two; empty if every rank of the axis does the same."""
+    choice = plan.choices[node][axis]
+    if choice == "replicate":
+        return ""
+    role = plan.roles[node][axis] if node in plan.roles else ""
+    if role:
+        return role
+    return "partial passed on" if choice.startswith("partial(") else f"split of {choice}"
+
+
+def nodes_by_module(plan: PlanRecord) -> dict[str, list[str]]:
+    """Return the op nodes of every module path, those that weigh most first, the forward before the backward."""
+    out: dict[str, list[str]] = defaultdict(list)
+    for node, module in plan.modules.items():
+        if node in plan.choices:
+            out[module].append(node)
+    return {module: order_nodes(plan, nodes) for module, nodes in out.items()}
+
+
+def order_nodes(plan: PlanRecord, nodes: Iterable[str]) -> list[str]:
+    """Return op nodes with the forward ones first, then matmuls and their like, then by name."""
+    return sorted(
+        nodes,
+        key=lambda node: (plan.phases.get(node) == "backward", not node.startswith(_WEIGHTY), natural_key(node)),
+    )
+
+
+def roles_on(plan: PlanRecord, nodes: Sequence[str], axis: int) -> list[str]:
+    """Return the different roles of ``axis`` in ``nodes``; forward ops alone where there are any."""
+    forward = [node for node in nodes if plan.phases.get(node) != "backward"] or list(nodes)
+    return list(dict.fromkeys(role for node in forward if (role := node_role(plan, node, axis))))
+
+
+def strategy_text(plan: PlanRecord, nodes: Sequence[str]) -> str:
+    """Return what all axes do to some ops: ``batch over data, column over model``."""
+    parts = []
+    for axis in wide_axes(plan):
+        roles = roles_on(plan, nodes, axis)
+        if roles:
+            parts.append(f"{' and '.join(roles)} over {plan.mesh_record.names[axis]}")
+    return ", ".join(parts) or "replicated"
+
+
+def module_strategies(plan: PlanRecord) -> dict[str, str]:
+    """Return module path (or op node, where an op has none) -> the technique on each axis."""
+    out = {}
+    for module, nodes in nodes_by_module(plan).items():
+        if module:
+            out[module] = strategy_text(plan, nodes)
+    for node in plan.choices:
+        if not plan.modules.get(node):
+            out[node] = strategy_text(plan, [node])
+    return {name: out[name] for name in sorted(out, key=natural_key)}
+
+
+def parameter_techniques(plan: PlanRecord) -> dict[str, tuple[str, ...]]:
+    """Return full name of a parameter or buffer -> the technique on each mesh axis; empty where there is none."""
+    by_module = nodes_by_module(plan)
+    moved = {(row.tensor, row.kind, row.axis) for row in plan.collectives}
+    axes = range(len(plan.mesh_record.sizes))
+    return {
+        name: tuple(_parameter_technique(plan, name, axis, by_module, moved) for axis in axes)
+        for name in plan.parameters
+    }
+
+
+def _parameter_technique(
+    plan: PlanRecord, name: str, axis: int, by_module: dict[str, list[str]], moved: set[tuple[str, str, int]]
+) -> str:
+    if plan.mesh_record.sizes[axis] == 1:
+        return ""
+    code = parse_layout(plan.parameters[name])[axis]
+    roles = roles_on(plan, by_module.get(name.rpartition(".")[0], []), axis)
+    placeholder = plan.placeholders.get(name, "")
+    if code == REPLICATE:
+        gradient = plan.gradients.get(name, "")
+        reduced = (gradient, "all_reduce", axis) in moved
+        if "batch" in roles or (reduced and not roles):
+            return _DATA_PARALLEL
+        return "sequence" if "sequence" in roles else ""
+    if any((placeholder, kind, axis) in moved for kind in ("all_gather", "all_to_all")):
+        return "ZeRO-3"
+    return next((role for role in roles if role in _OF_WEIGHTS), "sharded")
+
+
+def layout_text(plan: PlanRecord, layout: str, techniques: Sequence[str] = ()) -> str:
+    """Return a layout in words: ``S1 over data (ZeRO-3), S0 over model (column)``; axes without news are left out."""
+    parts = []
+    codes = parse_layout(layout)
+    for axis in wide_axes(plan):
+        technique = techniques[axis] if techniques else ""
+        if codes[axis] == REPLICATE and not technique:
+            continue
+        note = f" ({technique})" if technique else ""
+        parts.append(f"{code_name(codes[axis])} over {plan.mesh_record.names[axis]}{note}")
+    return ", ".join(parts) or "whole on every rank"
