@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from autopar.arguments import check_examples, check_mesh, check_module, check_options, check_plan_source
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 if TYPE_CHECKING:
     from autopar.runtime.parallel_module import ParallelModule

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.errors import MeshError, OptionError
 from autopar.mesh import Mesh
-from autopar.plan import Options
+from autopar.plans import Options
 
 OPTIMIZERS = ("adam", "adamw", "momentum", "sgd")
 INPUTS = ("global", "local")
@@ -160,7 +160,7 @@ def check_plan_source(plan: Any) -> Any:
     Raises:
         OptionError: it is none of these.
     """
-    from autopar.plan import Plan
+    from autopar.plans import Plan
 
     if plan is None or isinstance(plan, (Plan, str, os.PathLike)):
         return plan

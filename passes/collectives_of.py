@@ -10,7 +10,7 @@ from torch import fx
 from autopar.passes.insert_collectives import COLLECTIVES
 from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
 from autopar.placement import layout_name
-from autopar.plan import CollectiveRow
+from autopar.plans import CollectiveRow
 
 
 def collectives_of(program: LocalProgram) -> tuple[CollectiveRow, ...]:

@@ -16,7 +16,7 @@ from autopar.passes.program import Input, Output, Program, is_getitem, result_va
 from autopar.passes.redistribution import Arc, route
 from autopar.passes.rules.legality import operand_layouts, result_layouts
 from autopar.placement import REPLICATE, Layout, is_partial, layout_name
-from autopar.plan import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, Plan, Route, SolverReport
+from autopar.plans import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, Plan, Route, SolverReport
 
 Price = Callable[[fx.Node, Arc], float]
 PickSaved = Callable[[str, Sequence[Layout]], Sequence[Layout]]

@@ -24,7 +24,7 @@ from autopar.passes.rules.legality import legal, operand_layouts, result_layouts
 from autopar.passes.rules.rule import Choice, LocalCall, Piece, Rule
 from autopar.passes.split_phases import split_phases
 from autopar.placement import REPLICATE, Layout, code_name, layout_name, local_range, local_shape, parse_layout
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 FORWARD, BACKWARD = "forward", "backward"
 

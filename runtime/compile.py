@@ -10,7 +10,7 @@ import torch
 
 from autopar.errors import PlanError
 from autopar.passes.program import Program
-from autopar.plan import Options, Plan
+from autopar.plans import Options, Plan
 from autopar.runtime.agree import share_bytes
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups

@@ -16,7 +16,7 @@ from autopar.errors import InputError, LoweringError
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program
 from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, local_of

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError, OptionError, PlanError
 from autopar.placement import Layout, from_dtensor, layout_name, parse_layout
-from autopar.plan import Options, Plan
+from autopar.plans import Options, Plan
 from autopar.runtime.agree import require_equal
 from autopar.runtime.compile import Compiler, share_plan
 from autopar.runtime.execute import Executable

@@ -13,7 +13,7 @@ from autopar.passes.complete_plan import complete_plan
 from autopar.passes.lower import lower
 from autopar.passes.program import Program
 from autopar.placement import parse_layout
-from autopar.plan import Plan, Route
+from autopar.plans import Plan, Route
 from autopar.runtime.simulate import StepResult, simulate_step
 from tests.passes.tiny_program import tiny_program, tiny_step
 
