@@ -1,1 +1,1 @@
-"""Devices, compute, collectives and memory: pure arithmetic, units in the names."""
+"""What a program costs: devices, compute, collectives, memory. Pure arithmetic, units in names."""

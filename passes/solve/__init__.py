@@ -1,1 +1,1 @@
-"""The integer programs that choose a plan."""
+"""The ILP over split choices: layout graphs, the problem, exact reductions, the solver and its answer."""
