@@ -134,9 +134,7 @@ def _describe(value: torch.Tensor) -> tuple[Any, ...]:
     return (tuple(value.shape), str(value.dtype))
 
 
-def _fold_inputs(
-    program: Program, class_of: dict[str, str], extra: Callable[[str], Hashable]
-) -> dict[str, str]:
+def _fold_inputs(program: Program, class_of: dict[str, str], extra: Callable[[str], Hashable]) -> dict[str, str]:
     """Class parameters and buffers by what they are and by the classes that read and make them."""
     nodes = program.nodes()
     gradients = {role.of: role.node for role in program.outputs if role.kind == "gradient"}
@@ -180,5 +178,3 @@ def _maker(nodes: dict[str, fx.Node], name: str | None, class_of: dict[str, str]
         assert isinstance(source, fx.Node)
         return (class_of[source.name], index)
     return (class_of.get(name, name), 0)
-
-

@@ -102,9 +102,7 @@ def rebuild(problem: Problem, model: LinearModel, answer: Answer) -> Decided:
         travel.saved_bytes(network.graph) * network.multiplicity
         for network, travel in zip(problem.networks, travels, strict=True)
     )
-    return Decided(
-        problem, tuple(rows), travels, seconds, num_bytes, answer, model.num_variables, model.num_rows
-    )
+    return Decided(problem, tuple(rows), travels, seconds, num_bytes, answer, model.num_variables, model.num_rows)
 
 
 def _travel(problem: Problem, network: Network, rows: list[int], saved: list[int] | None) -> Travel:
@@ -141,9 +139,7 @@ def _too_small(problem: Problem) -> InfeasibleError:
     )
 
 
-def _tighten(
-    problem: Problem, reduced: Problem, decided: Decided, method: str, time_limit_s: float | None
-) -> Decided:
+def _tighten(problem: Problem, reduced: Problem, decided: Decided, method: str, time_limit_s: float | None) -> Decided:
     """Solve again with a budget lower by what the solver's tolerance let through."""
     assert problem.budget is not None
     budget = problem.budget

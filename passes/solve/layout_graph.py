@@ -159,8 +159,7 @@ class LayoutGraph:
     def seconds_between(self) -> dict[tuple[int, int], float]:
         """Price of the arc between two nodes."""
         return {
-            (int(a), int(b)): float(price)
-            for a, b, price in zip(self.source, self.target, self.seconds, strict=True)
+            (int(a), int(b)): float(price) for a, b, price in zip(self.source, self.target, self.seconds, strict=True)
         }
 
     def way(self, source: int, target: int) -> list[tuple[int, int]]:

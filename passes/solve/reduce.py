@@ -203,4 +203,3 @@ def _tree_arcs(before: Ints, sources: Ints, wanted: Ints, source: Ints, target: 
             ends = np.unique(parents[(parents != start)])
             ends = ends[parent[ends] >= 0]
     return used[source, target]
-

@@ -114,7 +114,9 @@ def _arborescence(dist: Floats, source: int, terminals: list[int], way) -> list[
     if not ends:
         return []
     if len(ends) > MAX_TERMINALS:
-        raise AutoparError(f"{len(ends)} layouts of one tensor are demanded at once; at most {MAX_TERMINALS} are handled")
+        raise AutoparError(
+            f"{len(ends)} layouts of one tensor are demanded at once; at most {MAX_TERMINALS} are handled"
+        )
     legs: list[tuple[int, int]] = []
     if len(ends) == 1:
         legs = [(source, ends[0])]
