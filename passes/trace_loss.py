@@ -170,21 +170,21 @@ def _classes_fit(input: Tensor, target: Tensor) -> bool:
 
 
 def _safe_target(target: Tensor, dim: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return where the target counts, and the target as an index with 0 elsewhere; both with a dim of size 1 at ``dim``."""
+    """Return what is ignored, and the target as an index with 0 there; both with a dim of size 1 at ``dim``."""
     target = target.long().unsqueeze(dim)
-    counts = target != ignore_index
-    return counts, torch.where(counts, target, 0)
+    ignored = target == ignore_index
+    return ignored, target.masked_fill(ignored, 0)
 
 
 def _plain_loss(input: Tensor, target: Tensor, dim: int, ignore_index: int, reduction: str) -> Tensor:
-    counts, index = _safe_target(target, dim, ignore_index)
+    ignored, index = _safe_target(target, dim, ignore_index)
     each: Tensor = _PickedNll.apply(input, index, dim)
-    each = torch.where(counts, each, 0.0)
+    each = each.masked_fill(ignored, 0.0)
     if reduction == "none":
         return each.squeeze(dim).to(input.dtype)
     total = each.sum()
     if reduction == "mean":
-        total = total / counts.sum().to(total.dtype)
+        total = total / ignored.logical_not().sum().to(total.dtype)
     return total.to(input.dtype)
 
 
@@ -197,17 +197,17 @@ def _weighted_loss(
     reduction: str,
     smoothing: float,
 ) -> Tensor:
-    counts, index = _safe_target(target, dim, ignore_index)
+    ignored, index = _safe_target(target, dim, ignore_index)
     wide = _wide(log_probs)
-    share = counts.to(wide.dtype)
+    share = ignored.logical_not().to(wide.dtype)
     each = -torch.gather(wide, dim, index)
     if weight is not None:
         share = share * weight.to(wide.dtype)[index]
         each = each * weight.to(wide.dtype)[index]
-    each = torch.where(counts, each, 0.0)
+    each = each.masked_fill(ignored, 0.0)
     if smoothing > 0.0:
         spread = -wide if weight is None else -wide * _along(weight.to(wide.dtype), dim, wide.dim())
-        even = torch.where(counts, spread.sum(dim, keepdim=True), 0.0)
+        even = spread.sum(dim, keepdim=True).masked_fill(ignored, 0.0)
         each = each * (1.0 - smoothing) + even * (smoothing / log_probs.shape[dim])
     if reduction == "none":
         return each.squeeze(dim).to(log_probs.dtype)

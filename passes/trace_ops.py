@@ -60,7 +60,7 @@ class TraceOps(TorchFunctionMode):
             result = rewrite(self.flat, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if isinstance(func, FunctionType) and func.__module__ in _ENTERED_MODULES:
+        if isinstance(func, FunctionType) and func.__globals__["__name__"] in _ENTERED_MODULES:
             with self:
                 return _without_guards(func)(*args, **kwargs)
         return self.flat.follow(func, args, kwargs, func(*args, **kwargs))
