@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 _WHERE = {
     "parallelize": "api",
     "plan": "api",
-    "verify": "api",
+    "verify": "verification",
     "Mesh": "mesh",
     "Plan": "plans",
     "AutoparError": "errors",

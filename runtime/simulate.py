@@ -125,7 +125,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
         return 0.0
     a, b = a.to(torch.float64), b.to(torch.float64)
     equal = (a == b) | (a.isnan() & b.isnan())
-    return float(torch.where(equal, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max())
+    return float(torch.where(equal, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf")).max())
 
 
 def simulate_step(
