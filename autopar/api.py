@@ -13,6 +13,7 @@ from autopar.arguments import check_examples, check_mesh, check_module, check_op
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
 from autopar.plans import Plan
+from autopar.verification import verify as verify
 
 if TYPE_CHECKING:
     from autopar.runtime.parallel_module import ParallelModule

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.arguments import check_examples, check_module
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 
 def verify(

@@ -14,7 +14,7 @@ from autopar.errors import MismatchError
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Program
 from autopar.placement import Layout, layout_name
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 from .simulate import assemble, simulate_step
 

@@ -16,7 +16,7 @@ from autopar.passes.local_program import LocalProgram
 from autopar.passes.lower import lower
 from autopar.passes.program import Program
 from autopar.placement import local_shape
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 from .locate_mismatch import Tolerance, locate_mismatch
 from .simulate import StepResult, assemble, shard, simulate_step

@@ -13,7 +13,7 @@ from autopar.mesh import Mesh
 from autopar.passes.complete_plan import complete_plan
 from autopar.passes.program import Program
 from autopar.passes.rules.rule import LocalCall
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.runtime.locate_mismatch import Tolerance
 from autopar.runtime.verify_ranks import make_optimizer, verify_ranks
 from tests.passes.tiny_program import tiny_program
