@@ -52,13 +52,14 @@ def plan(
     """
     from autopar.passes.pipeline import make_plan
     from autopar.runtime.shadow import Source
+    from autopar.runtime.signature import take_apart
 
     check_module(model)
     grid = check_mesh(mesh)
     options = check_options(optimizer, memory, constraints, inputs, outputs)
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
-    program = source.capture(args, named, grid, inputs)
+    program = source.capture(take_apart(model, args, named, device=None), grid, inputs)
     return make_plan(program, grid, options)
 
 

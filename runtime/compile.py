@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 
 import msgspec
-import torch
 
 from autopar.errors import PlanError
 from autopar.passes.program import Program
@@ -58,8 +57,7 @@ class Compiler:
     def _capture(self, call: Call, options: Options) -> Program:
         from autopar.passes.annotate import annotate
 
-        with torch.set_grad_enabled(call.signature.gradient):
-            return annotate(self.source.capture(call.args, call.kwargs, self.groups.mesh, options.inputs))
+        return annotate(self.source.capture(call, self.groups.mesh, options.inputs))
 
 
 def _make_plan(program: Program, groups: MeshGroups, options: Options) -> Plan:

@@ -37,7 +37,7 @@ def meet(groups: MeshGroups, call: Call | None, error: Exception | None, known: 
     data = checksum(call.leaves) if call is not None and look else 0
     mine = torch.tensor([0 if error is None else 1, signature, data])
     table = torch.empty(len(groups.ranks) * 3, dtype=torch.int64)
-    dist.all_gather_into_tensor(table, mine, group=groups.control)
+    dist.all_gather_single(table, mine, group=groups.control)
     failed, signatures, contents = table.reshape(-1, 3).T.tolist()
     if any(failed):
         raise_together(groups.control, "the call", error)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import CaptureError, InputError, OptionError
 from autopar.mesh import Mesh
 from autopar.passes.program import Program
+from autopar.runtime.signature import Call
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Source:
         append_loss(shadow, loss, num_targets)
         return cls(shadow, num_targets)
 
-    def capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, inputs: str) -> Program:
-        """Trace the module on ``(args, kwargs)``; with ``inputs="local"`` on the global batch that they are a share of.
+    def capture(self, call: Call, mesh: Mesh, inputs: str) -> Program:
+        """Trace the module on a call; with ``inputs="local"`` on the global batch that its tensors are a share of.
 
         Raises:
             CaptureError: the module can't be traced on these inputs.
@@ -54,18 +55,20 @@ class Source:
         """
         from autopar.passes.capture import capture
 
+        args, kwargs = call.args, call.kwargs
         if self.num_targets > len(args):
             raise InputError(
                 f"the loss takes {self.num_targets} targets from the end of the positional inputs, but the call has "
                 f"{len(args)}; pass the module's inputs first, then the targets"
             )
         if inputs == "local":
-            args, kwargs = pytree.tree_map(lambda leaf: _global_leaf(leaf, mesh.sizes[0]), (args, dict(kwargs)))
+            args, kwargs = pytree.tree_map(lambda leaf: _global_leaf(leaf, mesh.sizes[0]), (args, kwargs))
         with ExitStack() as stack:
             # Tracing runs on fake CPU tensors, whatever the device: the casts of the device's autocast are the same.
             if torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu"):
                 stack.enter_context(torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda")))
-            return capture(self.module, args, dict(kwargs))
+            stack.enter_context(torch.set_grad_enabled(call.signature.gradient))
+            return capture(self.module, args, kwargs, training=call.signature.gradient)
 
     def set_modes(self, modes: Mapping[str, bool], requires_grad: Mapping[str, bool]) -> None:
         """Set the training flag of every module and the gradient flag of every parameter, by full name."""

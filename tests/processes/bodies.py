@@ -13,7 +13,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-import autopar
 from autopar.runtime.parallel_module import ParallelModule
 from tests.processes.compare import Built, build, full, gradients, loss_of, split, state, worst
 

@@ -73,7 +73,7 @@ def worst(found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | No
         if value is None or other is None or not value.numel():
             continue
         if value.shape != other.shape or value.dtype != other.dtype:
-            return float("inf"), f"{name} is {other.dtype}{list(other.shape)} instead of {value.dtype}{list(value.shape)}"
+            return float("inf"), f"{name} is {other.dtype}{list(other.shape)}, not {value.dtype}{list(value.shape)}"
         top = max(float(value.abs().max()), 1e-3 * scale, 1e-12)
         error = float((value.double() - other.double()).abs().max()) / top
         if not error <= out[0]:
