@@ -27,7 +27,7 @@ def verify(
 ) -> None:
     """Run every rank of ``plan`` in this process and compare with ``model``; return nothing when all is equal.
 
-    Compared are outputs, every gradient, buffers, and the parameters after one optimizer step. The model stays as it is.
+    Compared are outputs, every gradient, buffers, and the parameters after one optimizer step. The model is left as is.
 
     Args:
         model: the original module, with values.
