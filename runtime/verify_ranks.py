@@ -25,6 +25,7 @@ RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torc
 """Tolerance by dtype, relative to the largest entry of the tensor."""
 
 _LEARNING_RATE = 1e-2
+_EPSILON = 1e-2
 _SEED = 20
 
 
@@ -169,9 +170,7 @@ def _differences(program: Program, result: StepResult, reference: Reference, rto
             faults += _compare(f"the output {role.name}", leaf, value, _tolerance(leaf, rtol))
         elif leaf != role.constant:
             faults.append(f"the output {role.name} is {role.constant!r}, not {leaf!r}")
-    largest = max(
-        (float(g.abs().max()) for g in reference.gradients.values() if g is not None and g.numel()), default=0.0
-    )
+    largest = _largest_gradient(reference)
     for role, value in found:
         if role.kind == "gradient":
             expected = reference.gradients.get(role.of)
@@ -182,6 +181,11 @@ def _differences(program: Program, result: StepResult, reference: Reference, rto
         if name in old:
             faults += _compare(f"the buffer {name}", buffer, new.get(name, old[name]), _tolerance(buffer, rtol))
     return faults
+
+
+def _largest_gradient(reference: Reference) -> float:
+    present = [g for g in reference.gradients.values() if g is not None and g.numel()]
+    return max((float(g.abs().max()) for g in present), default=0.0)
 
 
 def _tolerance(expected: torch.Tensor | None, rtol: float | None, largest: float = 0.0) -> Tolerance:
@@ -222,7 +226,7 @@ def make_optimizer(name: str, parameters: list[torch.Tensor]) -> torch.optim.Opt
     if name == "momentum":
         return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=_LEARNING_RATE, eps=1e-2)
+    return kind(parameters, lr=_LEARNING_RATE, eps=_EPSILON)
 
 
 def _step_differences(
@@ -233,8 +237,12 @@ def _step_differences(
     optimizer: str,
     rtol: float | None,
 ) -> list[str]:
-    """Step the whole parameters with eager gradients and every rank's shards with its own; compare the parameters."""
+    """Step the whole parameters with eager gradients and every rank's shards with its own; compare the parameters.
+
+    A gradient that is within its tolerance moves a parameter of Adam by at most that times learning rate / epsilon.
+    """
     mesh = programs[0].mesh
+    largest = _largest_gradient(reference)
     faults = []
     for index, role in enumerate(program.outputs):
         whole = reference.values.get(role.of)
@@ -251,7 +259,10 @@ def _step_differences(
                 return [f"the gradient of {role.name} does not have the shape {own} of its shard"]
             pieces.append(_stepped(optimizer, piece, slope))
         found = assemble(pieces, layout, whole.shape, mesh, f"{role.name} after a step")
-        faults += _compare(f"{role.name} after a step of {optimizer}", expected, found, _tolerance(expected, rtol))
+        allowed = _tolerance(gradient, rtol, largest)
+        gap = allowed.relative * float(gradient.abs().max()) + allowed.absolute if gradient.numel() else 0.0
+        tolerance = Tolerance(allowed.relative, gap * _LEARNING_RATE / _EPSILON)
+        faults += _compare(f"{role.name} after a step of {optimizer}", expected, found, tolerance)
     return faults
 
 
