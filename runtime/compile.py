@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import msgspec
-
 from autopar.errors import PlanError
 from autopar.passes.program import Program
 from autopar.plans import Options, Plan
@@ -46,9 +44,9 @@ class Compiler:
         made: bytes | None = None
         with groups.together("planning"):
             if plan is None and groups.rank == 0:
-                made = msgspec.json.encode(_make_plan(program, groups, options))
+                made = _make_plan(program, groups, options).to_bytes()
         if plan is None:
-            plan = decode_plan(share_bytes(groups.control, made))
+            plan = Plan.from_bytes(share_bytes(groups.control, made))
         with groups.together("applying the plan"):
             check_fit(plan, program, groups)
             executable = _lower(program, plan, groups)
@@ -72,11 +70,6 @@ def _lower(program: Program, plan: Plan, groups: MeshGroups) -> Executable:
     return Executable(program, plan, lower(program, plan, groups.coordinate), groups)
 
 
-def decode_plan(data: bytes) -> Plan:
-    """Return the plan that another rank encoded."""
-    return msgspec.json.decode(data, type=Plan)
-
-
 def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
     """Return the first rank's plan on every rank, loaded from a file where it is a path. Collective.
 
@@ -88,9 +81,9 @@ def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -
         if plan is not None and groups.rank == 0:
             loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
             check_mesh_of(loaded, groups)
-            data = msgspec.json.encode(loaded)
+            data = loaded.to_bytes()
     data = share_bytes(groups.control, data)
-    return decode_plan(data) if data else None
+    return Plan.from_bytes(data) if data else None
 
 
 def check_mesh_of(plan: Plan, groups: MeshGroups) -> None:
