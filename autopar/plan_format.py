@@ -26,12 +26,13 @@ P = TypeVar("P", bound=PlanRecord)
 
 
 def encode_plan(plan: PlanRecord) -> bytes:
-    """Return ``plan`` as canonical JSON: fields in their order, keys sorted, one line an entry.
+    """Return ``plan`` as canonical JSON: fields in their order, keys sorted, one line an entry, no measured seconds.
 
     Raises:
         PlanError: the plan breaks an invariant (nothing is written that could not be read).
     """
     check_plan(plan)
+    plan = msgspec.structs.replace(plan, solver=msgspec.structs.replace(plan.solver, seconds=0.0))
     return msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1) + b"\n"
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from autopar.errors import PlanError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
+from autopar.passes.describe_plan import describe_plan
 from autopar.passes.insert_collectives import arc_bytes
 from autopar.passes.lower import BACKWARD, FORWARD, choices_of
 from autopar.passes.program import Input, Output, Program, is_getitem, result_values, tensor_operands
@@ -51,7 +52,8 @@ def complete_plan(
     unknown = sorted(set(parameter_layouts) - names)
     if unknown:
         raise PlanError(f"{unknown[0]} is no parameter of the program; it has {', '.join(sorted(names))}")
-    return _Completion(program, mesh, choices, parameter_layouts, price, options or Options(), pick_saved).run()
+    plan = _Completion(program, mesh, choices, parameter_layouts, price, options or Options(), pick_saved).run()
+    return describe_plan(program, plan)
 
 
 class _Completion:
@@ -175,9 +177,6 @@ class _Completion:
             if arcs
         ]
         mesh = self.mesh
-        shapes = {
-            r.name: tuple(self.globals[r.node].meta["val"].shape) for r in roles if r.kind in ("parameter", "buffer")
-        }
         return Plan(
             fingerprint=self.program.fingerprint(),
             mesh_record=MeshRecord(sizes=mesh.sizes, names=mesh.names, device=mesh.device, links=mesh.links),
@@ -196,8 +195,6 @@ class _Completion:
             solver=SolverReport(
                 status="given", objective_s=0.0, bound_s=0.0, gap=0.0, seconds=0.0, variables=0, constraints=0
             ),
-            modules={node.name: str(node.meta.get("module", "")) for node in self.program.ops()},
-            parameter_shapes=shapes,
         )
 
     def rows(self) -> list[CollectiveRow]:

@@ -11,6 +11,7 @@ from autopar.placement import layout_name
 from autopar.plan import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, Plan, Route, SolverReport
 
 from .cost.memory import ParameterBytes, parameter_bytes
+from .describe_plan import describe_plan
 from .enumerate_strategies import choice_names
 from .program import Input, Program
 from .redistribution import arc_between
@@ -37,7 +38,7 @@ def emit_plan(
         seconds: that finding it took.
         roles: op node -> what people call its split on each axis.
     """
-    return _Emission(program, mesh, options, decided).plan(seconds, roles or {})
+    return describe_plan(program, _Emission(program, mesh, options, decided).plan(seconds, roles or {}))
 
 
 class _Emission:
@@ -124,7 +125,6 @@ class _Emission:
             phase=phase,
             bytes=arc_bytes(arc.kind, self.mesh.sizes[arc.axis], graph, source, target),
             seconds=graph.seconds_between[source, target],
-            reason=f"{layout_name(before)} -> {layout_name(after)}",
         )
 
     def parameter_bytes(self, role: Input) -> ParameterBytes:
@@ -207,6 +207,4 @@ class _Emission:
             collectives=self.collectives(),
             solver=self.solver(seconds),
             roles=dict(roles),
-            modules={node.name: str(node.meta.get("module", "")) for node in self.program.ops()},
-            parameter_shapes={role.name: tuple(self.value(role.node).shape) for role in self.parameters()},
         )

@@ -19,11 +19,12 @@ from autopar.passes.insert_collectives import insert_arc
 from autopar.passes.local_ops import local_op
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Program, has_many_results, is_getitem, result_values, tensor_operands
+from autopar.passes.reasons import move_reason, reader_text
 from autopar.passes.redistribution import Arc, arc_between
 from autopar.passes.rules.legality import legal, operand_layouts, result_layouts
 from autopar.passes.rules.rule import Choice, LocalCall, Piece, Rule
 from autopar.passes.split_phases import split_phases
-from autopar.placement import REPLICATE, Layout, code_name, layout_name, local_range, local_shape, parse_layout
+from autopar.placement import Layout, layout_name, local_range, local_shape, parse_layout
 from autopar.plans import Plan
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -217,7 +218,7 @@ class _Lowering:
             "source": reader.source,
             "origin": tensor.name,
             "arc": arc.kind,
-            "reason": self.reason(arc, reader),
+            "reason": move_reason(arc, self.mesh, reader.name),
         }
 
         def emit(target: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
@@ -230,18 +231,6 @@ class _Lowering:
         if arc.kind == "slice" and phase == FORWARD and arc.target in self.saved.get(tensor.name, ()):
             moved = emit(torch.ops.aten.clone.default, (moved,), tuple(moved.meta["val"].shape), value.dtype)
         return moved
-
-    def reason(self, arc: Arc, reader: _Reader) -> str:
-        source, target = arc.source[arc.axis], arc.target[arc.axis]
-        verbs = {
-            "all_gather": "gathered",
-            "all_reduce": "summed" if code_name(source) == "P" else f"reduced by {code_name(source)[2:-1]}",
-            "reduce_scatter": "summed and scattered",
-            "all_to_all": f"moved from a split of dim {source}",
-            "slice": "cut",
-        }
-        wanted = "whole" if target == REPLICATE else f"split along dim {target}"
-        return f"{verbs[arc.kind]} over {self.mesh.names[arc.axis]}: wanted {wanted} by {reader.name}"
 
     def lower_node(self, node: fx.Node, phase: str) -> None:
         if is_getitem(node):
@@ -338,11 +327,8 @@ class _Lowering:
         return tuple(args), kwargs
 
     def reader(self, node: fx.Node) -> _Reader:
-        module = str(node.meta.get("module", ""))
-        roles = self.plan.roles.get(node.name) or self.plan.choices.get(node.name, ())
-        words = [role for role in dict.fromkeys(roles) if role and role != "replicate"]
-        name = module or node.name
-        return _Reader(f"{name} ({', '.join(words)})" if words else name, module, str(node.meta.get("source", "")))
+        module, source = str(node.meta.get("module", "")), str(node.meta.get("source", ""))
+        return _Reader(reader_text(node, self.plan), module, source)
 
     def pieces(self, rule: Rule, choices: tuple[Choice, ...]) -> dict[str, Piece]:
         out = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from autopar.mesh import Mesh
 from autopar.plan import Options, Plan
 
@@ -37,5 +39,6 @@ def make_plan(
         annotate(program)
     folding = fold(program) if folded else no_fold(program)
     problem = build_problem(program, prices, options, folding, drop_dominated=reduced)
+    start = time.perf_counter()
     decided = decide(problem, dominate=reduced)
-    return emit_plan(program, mesh, options, decided, seconds=0.0)
+    return emit_plan(program, mesh, options, decided, seconds=time.perf_counter() - start)

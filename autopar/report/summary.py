@@ -37,6 +37,7 @@ def totals_text(plan: PlanRecord) -> str:
     record, cost, solver = plan.mesh_record, plan.cost, plan.solver
     axes = " x ".join(f"{name}={size}" for name, size in zip(record.names, record.sizes))
     whole = sum(all(choice == "replicate" for choice in choices) for choices in plan.choices.values())
+    found = f", found in {format_seconds(solver.seconds)}" if solver.seconds else ""
     return "\n".join(
         (
             f"Plan for a mesh of {axes} ({format_count(plan.mesh.num_ranks, 'rank')}, device {record.device})",
@@ -44,8 +45,7 @@ def totals_text(plan: PlanRecord) -> str:
             f"communication {format_seconds(cost.communication_seconds)} "
             f"({format_share(cost.communication_seconds, cost.step_seconds)} of the step)",
             f"  solver  {solver.status}: objective {format_seconds(solver.objective_s)}, "
-            f"bound {format_seconds(solver.bound_s)}, gap {100 * solver.gap:.3g} %, "
-            f"found in {format_seconds(solver.seconds)}",
+            f"bound {format_seconds(solver.bound_s)}, gap {100 * solver.gap:.3g} %" + found,
             f"          {format_count(solver.variables, 'variable')}, {format_count(solver.constraints, 'row')}, "
             f"{format_count(solver.regions, 'repeated region')}",
             f"  ops     {len(plan.choices):,}, of which {whole:,} run whole on every rank",

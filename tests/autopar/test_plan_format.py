@@ -244,3 +244,13 @@ def test_a_plan_is_frozen() -> None:
     """Fields can't be reassigned."""
     with pytest.raises(AttributeError):
         small_plan().options = Options()  # type: ignore[misc]
+
+
+def test_the_seconds_of_solving_are_told_but_not_kept() -> None:
+    """Two runs that differ in speed alone give equal plans and equal bytes."""
+    plan = small_plan()
+    slower = msgspec.structs.replace(plan, solver=msgspec.structs.replace(plan.solver, seconds=99.0))
+    assert slower == plan
+    assert slower.to_bytes() == plan.to_bytes()
+    assert "found in 99 s" in str(slower) and "found in" not in str(Plan.from_bytes(slower.to_bytes()))
+    assert plan != msgspec.structs.replace(plan, solver=msgspec.structs.replace(plan.solver, variables=1))
