@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.errors import AutoparError, CaptureError
+from autopar.errors import CaptureError
 
 from . import torch_private
 from .clean_graph import clean_graph
@@ -45,8 +45,17 @@ def capture(
         training = model.training and torch.is_grad_enabled()
     inputs = [role for role, _ in roles]
     wants = [training and role.requires_grad for role in inputs]
-    joint = Joint(model, [role.name for role in inputs], [role.kind for role in inputs], in_spec, leaves, wants)
-    trace = _trace(joint, tensors)
+    names, kinds = [role.name for role in inputs], [role.kind for role in inputs]
+
+    def joint() -> Joint:
+        return Joint(model, names, kinds, in_spec, leaves, wants)
+
+    try:
+        trace = _trace(joint(), tensors)
+    except torch_private.DATA_DEPENDENT:
+        # Many models look at values only when they are not compiled, to save work.
+        with torch_private.as_if_compiling():
+            trace = _traced_or_refused(joint(), tensors)
     return _program(trace, inputs, wants, leaves, in_spec)
 
 
@@ -140,32 +149,18 @@ def _check_devices(roles: list[tuple[Input, Tensor]]) -> None:
 
 
 def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
-    """Run the joint function on fake CPU tensors; every failure becomes a CaptureError that names the user's line."""
-    fake_mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_mode, torch_private.as_if_compiling(), joint.unchanged():
+    """Run the joint function on fake CPU tensors; a failure becomes a CaptureError that names the user's line.
+
+    Raises:
+        torch_private.DATA_DEPENDENT: the model needs the value of a tensor.
+    """
+    with torch_private.FakeTensorMode(allow_non_fake_inputs=True), joint.unchanged():
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
         try:
             joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
-        except CaptureError:
+        except (CaptureError, *torch_private.DATA_DEPENDENT):
             raise
-        except torch_private.DATA_DEPENDENT as error:
-            line = raising_line(error.__traceback__)
-            raise CaptureError(
-                f"the model can't be captured whole: {line or 'a line of the model'} needs the value of a tensor "
-                "(a branch on data, .item(), .tolist(), or an op whose result has a shape that depends on data), "
-                "and a compiled program has none. Use torch.where or a mask instead, or compute the value outside of "
-                "the model and pass it in as a number."
-            ) from error
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            IndexError,
-            KeyError,
-            AutoparError,
-            AssertionError,
-        ) as error:
+        except Exception as error:
             line = raising_line(error.__traceback__)
             raise CaptureError(
                 f"tracing the model failed at {line or 'no line of its own'}: {type(error).__name__}: {error}. "
@@ -174,12 +169,25 @@ def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
     return joint.trace
 
 
+def _traced_or_refused(joint: Joint, tensors: list[Tensor]) -> RawTrace:
+    try:
+        return _trace(joint, tensors)
+    except torch_private.DATA_DEPENDENT as error:
+        line = raising_line(error.__traceback__)
+        raise CaptureError(
+            f"the model can't be captured whole: {line or 'a line of the model'} needs the value of a tensor "
+            "(a branch on data, .item(), .tolist(), or an op whose result has a shape that depends on data), "
+            "and a compiled program has none. Use torch.where or a mask instead, or compute the value outside of "
+            "the model and pass it in as a number."
+        ) from error
+
+
 def _program(
     trace: RawTrace, inputs: list[Input], wants: list[bool], leaves: list[Any], in_spec: pytree.TreeSpec
 ) -> Program:
     """Put the cleaned graph and the roles together."""
     tangents = [
-        Input(_identifier(f"tangent_{trace.leaves[i][0]}"), "tangent", trace.leaves[i][0], i) for i in trace.tangents
+        Input(_identifier(f"tangent{trace.leaves[i][0]}"), "tangent", trace.leaves[i][0], i) for i in trace.tangents
     ]
     graph_module = clean_graph(trace.graph_module, [role.node for role in (*inputs, *tangents)])
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]

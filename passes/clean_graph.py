@@ -20,6 +20,17 @@ _SAME_SHAPE = frozenset({
 })  # fmt: skip
 _SAME_LAYOUT = frozenset({aten.clone.default, aten._to_copy.default})
 _VIEW = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+_NEUTRAL: dict[Any, tuple[Any, ...]] = {
+    aten.mul.Tensor: ((1,),),
+    aten.mul.Scalar: ((1,),),
+    aten.div.Tensor: ((1,),),
+    aten.div.Scalar: ((1,),),
+    aten.pow.Tensor_Scalar: ((1,),),
+    aten.add.Tensor: ((0,),),
+    aten.sub.Tensor: ((0,),),
+}
+"""Op -> arguments with which it returns its first operand, when shape and dtype stay."""
+
 _META = ("phase", "module", "source")
 
 
@@ -48,8 +59,18 @@ class _Cleaner:
                 self.new[node] = self._rebuilt(node)
         result = tuple(self._map(node) for node in nodes[-1].args[0])
         self.graph.output(result)
+        self._drop_dead()
         self.graph.lint()
         return fx.GraphModule(self.raw, self.graph, "Program")
+
+    def _drop_dead(self) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node.op in ("get_attr", "call_function") and not node.users and not is_random(node):
+                self.graph.erase_node(node)
+        names = {node.name for node in self.graph.nodes}
+        for node in self.graph.nodes:
+            if node.meta.get("forward_node") not in names:
+                node.meta.pop("forward_node", None)
 
     def _map(self, argument: Any) -> Any:
         return map_arg(argument, lambda node: self.new[node])
@@ -62,16 +83,31 @@ class _Cleaner:
         if same is not None:
             return same
         if node.target in _VIEW:
-            while args[0].op == "call_function" and args[0].target in _VIEW:
-                args = (args[0].args[0], *args[1:])
-            if args[0].meta["val"].shape == node.meta["val"].shape:
-                return args[0]
+            return self._view(node, args)
+        return self._emit(node, node.target, *_plain_arguments(node, args, kwargs))
+
+    def _view(self, node: fx.Node, args: Any) -> fx.Node:
+        """Rebuild a view: of the first of a chain of views, and of a sum that drops what the view drops."""
+        source, shape = args[0], list(node.meta["val"].shape)
+        while source.target in _VIEW:
+            source = source.args[0]
+        if list(source.meta["val"].shape) == shape:
+            return source
+        if source.target is aten.sum.dim_IntList and len(source.args) == 3 and source.args[2]:
+            summed = source.args[0].meta["val"]
+            dims = {dim % summed.dim() for dim in source.args[1]}
+            if [size for dim, size in enumerate(summed.shape) if dim not in dims] == shape:
+                return self._emit(node, source.target, source.args[:2], source.kwargs)
+        return self._emit(node, node.target, (source, shape), {})
+
+    def _emit(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        """Add an op in place of ``node``, or return an equal one of the same phase."""
         key = None
         if not is_random(node):
-            key = _key((node.target, args, kwargs, node.meta["phase"]))
+            key = _key((target, args, kwargs, node.meta["phase"]))
             if key in self.seen:
                 return self.seen[key]
-        made = self.graph.create_node("call_function", node.target, args, kwargs, name=_name(node.target))
+        made = self.graph.create_node("call_function", target, args, kwargs, name=_name(target))
         self._finish(made, node)
         if key is not None:
             self.seen[key] = made
@@ -121,11 +157,24 @@ def _same_as(node: fx.Node, args: Any) -> fx.Node | None:
         return args[1] if same else None
     if source.shape != value.shape or source.dtype != value.dtype:
         return None
+    if args[1:] in _NEUTRAL.get(node.target, ()) and not node.kwargs:
+        return args[0]
     if node.target in _SAME_SHAPE:
         return args[0]
     if node.target is aten.permute.default and list(args[1]) == list(range(source.dim())):
         return args[0]
     return args[0] if node.target in _SAME_LAYOUT and source.stride() == value.stride() else None
+
+
+def _plain_arguments(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments with sizes written out: no -1, no end beyond the dim; without ``pin_memory``."""
+    if node.target is aten.expand.default:
+        args = (args[0], list(node.meta["val"].shape))
+    if node.target is aten.slice.Tensor and len(args) > 3 and isinstance(args[3], int):
+        args = (*args[:3], min(args[3], args[0].meta["val"].shape[args[1]]), *args[4:])
+    if not kwargs.get("pin_memory", True):
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    return args, kwargs
 
 
 def _key(value: Any) -> Any:

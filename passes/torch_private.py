@@ -13,13 +13,16 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch._subclasses.functional_tensor import disable_functional_mode
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
+    get_proxy_slot,
     make_fx,
     track_tensor_tree,
 )
@@ -35,10 +38,13 @@ __all__ = [
     "FunctionalTensorMode",
     "OpOverload",
     "as_if_compiling",
+    "constant_of",
     "current_backward_sequence",
     "get_decompositions",
     "last_forward_sequence",
     "new_placeholder",
+    "node_of",
+    "outside_of_trace",
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
     "swapped_tensors",
@@ -94,6 +100,31 @@ def new_placeholder(name: str, value: Tensor) -> fx.Node:
     track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
     node: fx.Node = proxy.node
     return node
+
+
+@contextlib.contextmanager
+def outside_of_trace() -> Iterator[None]:
+    """Compute for real inside: neither traced nor on fake tensors."""
+    with without_tracing(), unset_fake_temporarily():
+        yield
+
+
+def node_of(value: Tensor) -> fx.Node | None:
+    """Return the node that computes a traced tensor; None for a tensor that is not traced."""
+    mode = get_proxy_mode()
+    assert mode is not None, "no graph is being traced"
+    found = get_proxy_slot(unwrap(value), mode.tracer, None)
+    node: fx.Node | None = None if found is None else found.proxy.node
+    return node
+
+
+def constant_of(target: str) -> Tensor | None:
+    """Return the value of an attribute of the graph that is being traced; None if it is not known."""
+    mode = get_proxy_mode()
+    assert mode is not None, "no graph is being traced"
+    value = getattr(mode.tracer.root, target, None)
+    value = value.constant if isinstance(value, FakeTensor) else value
+    return value if isinstance(value, Tensor) else None
 
 
 def wrap(value: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import trace_attention, trace_loss, trace_matmul, trace_random
+from .trace_constants import READS, Constants, NotConstant
 from .trace_flat import FlatViews
 from .trace_recorder import TraceRecorder
 
@@ -40,6 +41,7 @@ class TraceOps(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
         self.flat = FlatViews()
+        self.constants = Constants()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,6 +57,11 @@ class TraceOps(TorchFunctionMode):
                 self.recorder.source = ""
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in READS:
+            try:
+                return self.constants.read(func, args)
+            except NotConstant:
+                return func(*args, **kwargs)
         rewrite = REWRITES.get(func)
         if rewrite is not None:
             result = rewrite(self.flat, *args, **kwargs)

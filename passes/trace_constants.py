@@ -1,0 +1,81 @@
+"""Values that Python reads from tensors which do not depend on any input: computed for real, once, when asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from . import torch_private
+from .clean_graph import is_random
+
+READS = frozenset({
+    Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__, Tensor.item, Tensor.tolist,
+})  # fmt: skip
+"""Torch functions that hand a tensor's value to Python."""
+
+_MOST_ELEMENTS = 1 << 24
+
+
+class NotConstant(Exception):
+    """The tensor depends on an input, on a parameter or on random numbers, or is too large to be computed here."""
+
+
+class Constants:
+    """The constants of one trace, by the node that computes them."""
+
+    def __init__(self) -> None:
+        self._values: dict[fx.Node, Any] = {}
+
+    def read(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Return ``func(*args)`` computed on constants.
+
+        Raises:
+            NotConstant: an operand is no constant.
+        """
+        nodes = [torch_private.node_of(arg) if isinstance(arg, Tensor) else None for arg in args]
+        if any(node is None and isinstance(arg, Tensor) for node, arg in zip(nodes, args)):
+            raise NotConstant
+        for node in nodes:
+            if node is not None:
+                self._compute(node)
+        with torch_private.outside_of_trace():
+            return func(*(arg if node is None else self._values[node] for node, arg in zip(nodes, args)))
+
+    def _compute(self, node: fx.Node) -> None:
+        for needed in _in_order(node, self._values):
+            if needed.op == "get_attr":
+                self._values[needed] = torch_private.constant_of(str(needed.target))
+            else:
+                with torch_private.outside_of_trace(), torch.no_grad():
+                    self._values[needed] = self._run(needed)
+            if self._values[needed] is None:
+                raise NotConstant
+
+    def _run(self, node: fx.Node) -> Any:
+        sizes = [t.numel() for t in pytree.tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
+        if node.op != "call_function" or is_random(node) or sum(sizes) > _MOST_ELEMENTS:
+            return None
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._values[n])
+        return node.target(*args, **kwargs)
+
+
+def _in_order(node: fx.Node, known: dict[fx.Node, Any]) -> list[fx.Node]:
+    """Return what ``node`` is computed from, and itself, operands first."""
+    order: list[fx.Node] = []
+    done = set(known)
+    stack = [(node, False)]
+    while stack:
+        current, ready = stack.pop()
+        if ready:
+            order.append(current)
+        elif current not in done:
+            if current.op == "placeholder":
+                raise NotConstant
+            done.add(current)
+            stack.append((current, True))
+            stack.extend((operand, False) for operand in current.all_input_nodes)
+    return order
