@@ -97,8 +97,8 @@ class SolverReport(Struct, frozen=True, kw_only=True):
 
     Attributes:
         status: ``"optimal"`` when that is proved; ``"given"`` for a plan that nobody solved for.
-        objective_s, bound_s, gap: seconds of this plan, a lower bound on those of any plan, and their relative distance.
-        seconds: that solving took. Told where it was solved; neither compared nor written to files (0 there), so
+        objective_s, bound_s, gap: seconds of this plan, a lower bound on those of any plan, their relative distance.
+        seconds: that solving took. Told where it was solved, neither compared nor written to files (0 there), so
             that the same question gives the same plan, byte for byte.
         variables, constraints: size of the problem.
         regions: repeated blocks that share their decisions.

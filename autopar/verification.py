@@ -44,6 +44,7 @@ def verify(
     """
     from autopar.passes.annotate import annotate
     from autopar.runtime.shadow import Source, append_loss, count_targets
+    from autopar.runtime.signature import take_apart
     from autopar.runtime.verify_ranks import verify_ranks
 
     check_module(model)
@@ -54,7 +55,8 @@ def verify(
     if loss is not None:
         model = copy.deepcopy(model)
         append_loss(model, loss, count_targets(loss))
-    program = annotate(Source.of(model, None).capture(args, named, given.mesh, "global"))
+    call = take_apart(model, args, named, device=None)
+    program = annotate(Source.of(model, None).capture(call, given.mesh, "global"))
     verify_ranks(model, program, given, args, named, rtol=rtol, optimizer=optimizer)
 
 
