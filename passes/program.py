@@ -23,6 +23,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autopar.errors import AutoparError
+
 InputKind = Literal["parameter", "buffer", "input", "tangent"]
 OutputKind = Literal["output", "gradient", "buffer"]
 
@@ -176,3 +178,44 @@ def has_many_results(node: fx.Node) -> bool:
 def is_getitem(node: fx.Node) -> bool:
     """Tell whether a node takes one result out of an op's tuple."""
     return node.op == "call_function" and node.target is operator.getitem
+
+
+def check_program(program: Program) -> Program:
+    """Assert the invariants of a program; same program back.
+
+    Raises:
+        AutoparError: the first invariant that does not hold, and the node that breaks it.
+    """
+    for fault in _faults(program):
+        raise AutoparError(f"the program breaks an invariant: {fault}")
+    return program
+
+
+def _faults(program: Program) -> Iterator[str]:
+    nodes = list(program.graph.nodes)
+    placeholders = [node.name for node in nodes if node.op == "placeholder"]
+    if placeholders != [role.node for role in program.inputs]:
+        yield f"placeholders {placeholders} do not match the inputs {[role.node for role in program.inputs]}"
+    results = nodes[-1].args[0]
+    names = [node.name if isinstance(node, fx.Node) else None for node in results]
+    if names != [role.node for role in program.outputs]:
+        yield f"the graph returns {names}, the outputs are {[role.node for role in program.outputs]}"
+    known = {node.name for node in nodes}
+    for role in program.outputs:
+        if role.kind != "output" and role.of not in placeholders:
+            yield f"the output {role.name} belongs to {role.of!r}, which is no placeholder"
+    for node in nodes[:-1]:
+        if "val" not in node.meta:
+            yield f"{node.name} has no val"
+        if node.meta.get("phase") not in ("forward", "backward"):
+            yield f"{node.name} is in the phase {node.meta.get('phase')!r}"
+        if not all(isinstance(node.meta.get(field), str) for field in ("module", "source")):
+            yield f"{node.name} lacks its module or source"
+        if node.meta.get("forward_node", node.name) not in known:
+            yield f"{node.name} belongs to {node.meta['forward_node']}, which does not exist"
+        if has_many_results(node) and not all(is_getitem(user) for user in node.users):
+            yield f"{node.name} has several results, but is read by more than getitem"
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            yield f"{node.name} writes into its operand"
+        if node.meta.get("phase") == "forward" and any(n.meta.get("phase") == "backward" for n in node.all_input_nodes):
+            yield f"{node.name} is in the forward, but needs the backward"
