@@ -1,0 +1,186 @@
+"""A module that runs every rank of its plan in this process, with whole parameters, under ordinary autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from autopar.errors import InputError
+from autopar.mesh import Mesh
+from autopar.passes.annotate import annotate
+from autopar.passes.capture import capture
+from autopar.passes.local_program import LocalProgram
+from autopar.passes.lower import lower
+from autopar.passes.program import Program
+from autopar.plans import Plan
+
+from .signature import Signature, take_apart
+from .simulate import assemble, global_shape, run_lockstep, shard
+
+Planner = Callable[[Program, Mesh], Plan]
+"""``planner(program, mesh)`` returns the plan that a program shall run by."""
+
+
+@dataclass(frozen=True)
+class _Simulation:
+    program: Program
+    plan: Plan
+    ranks: list[LocalProgram]
+
+
+class SimulatedModule(nn.Module):
+    """The original module's parameters and buffers, whole; a forward and backward that run all ranks in lock-step.
+
+    What a loop does with the original (losses outside, hooks on gradients, optimizers, several forwards) it can do with this.
+
+    Args:
+        model: the original; its parameters and buffers are used, not copied.
+        mesh: the ranks.
+        planner: finds the plan of every program that a call needs.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Mesh, planner: Planner) -> None:
+        super().__init__()
+        self.original = model
+        self._mesh = mesh
+        self._planner = planner
+        self._simulations: dict[Signature, _Simulation] = {}
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans of all programs that calls have needed so far."""
+        return [simulation.plan for simulation in self._simulations.values()]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the original's parameters under their own names."""
+        return self.original.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the original's buffers under their own names."""
+        return self.original.named_buffers(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the call on every rank; buffers are updated in place."""
+        call = take_apart(self.original, args, kwargs, None)
+        simulation = self._simulations.get(call.signature)
+        if simulation is None:
+            simulation = self._simulate(call.args, call.kwargs)
+            self._simulations[call.signature] = simulation
+        return self._run(simulation, call.leaves)
+
+    def _simulate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Simulation:
+        program = annotate(capture(self.original, args, dict(kwargs)))
+        plan = self._planner(program, self._mesh)
+        return _Simulation(program, plan, [lower(program, plan, c) for c in self._mesh.coordinates()])
+
+    def _run(self, simulation: _Simulation, leaves: Sequence[Any]) -> Any:
+        program = simulation.program
+        parameters = dict(self.original.named_parameters(remove_duplicate=False))
+        buffers = dict(self.original.named_buffers(remove_duplicate=False))
+        feeds: list[Tensor] = []
+        for role in program.inputs:
+            if role.kind == "parameter":
+                feeds.append(parameters[role.name])
+            elif role.kind == "buffer":
+                feeds.append(buffers[role.name].clone())
+            elif role.kind == "input":
+                feeds.append(leaves[role.index])
+        news: list[Tensor] = []
+        if simulation.ranks[0].backward is None:
+            with torch.no_grad():
+                values = _forward(simulation, feeds, news)[0]
+        else:
+            values = list(_Step.apply(simulation, news, *feeds))
+        with torch.no_grad():
+            for role, new in zip([r for r in program.outputs if r.kind == "buffer" and r.node], news):
+                buffers[role.name].copy_(new)
+        stream = iter(values)
+        out = [r.constant if r.node is None else next(stream) for r in program.outputs if r.kind == "output"]
+        return pytree.tree_unflatten(out, program.out_spec)
+
+
+def _forward(
+    simulation: _Simulation, feeds: Sequence[Tensor], news: list[Tensor]
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    first, mesh = simulation.ranks[0], simulation.plan.mesh
+    layouts = [first.input_layouts[role.node] for role in first.inputs if role.kind != "tangent"]
+    arguments = [
+        [shard(tensor, layout, mesh, rank.coordinate) for tensor, layout in zip(feeds, layouts)]
+        for rank in simulation.ranks
+    ]
+    results = run_lockstep([rank.forward for rank in simulation.ranks], arguments, mesh)
+    count = len(results[0]) - first.num_saved
+    returned = [(r, a) for r, a in zip(first.outputs, first.output_layouts) if r.kind != "gradient" and r.node]
+    outputs: list[Tensor] = []
+    for index, (role, layout) in enumerate(returned):
+        pieces = [result[index] for result in results]
+        whole = assemble(pieces, layout or (), global_shape(pieces, layout or (), mesh), mesh, role.name)
+        (news if role.kind == "buffer" else outputs).append(whole)
+    return outputs, [list(result[count:]) for result in results]
+
+
+def _backward(
+    simulation: _Simulation, saved: Sequence[Sequence[Tensor]], tangents: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    first, mesh = simulation.ranks[0], simulation.plan.mesh
+    layouts = [first.input_layouts[role.node] for role in first.inputs if role.kind == "tangent"]
+    arguments = [
+        [*kept, *(shard(t, layout, mesh, rank.coordinate) for t, layout in zip(tangents, layouts))]
+        for rank, kept in zip(simulation.ranks, saved)
+    ]
+    halves = [rank.backward for rank in simulation.ranks if rank.backward is not None]
+    results = run_lockstep(halves, arguments, mesh)
+    returned = [(r, a) for r, a in zip(first.outputs, first.output_layouts) if r.kind == "gradient" and r.node]
+    gradients = {}
+    for index, (role, layout) in enumerate(returned):
+        pieces = [result[index] for result in results]
+        shape = global_shape(pieces, layout or (), mesh)
+        gradients[role.of] = assemble(pieces, layout or (), shape, mesh, f"the gradient of {role.name}")
+    return gradients
+
+
+class _Step(torch.autograd.Function):
+    """One lock-step forward of all ranks, and its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, simulation: _Simulation, news: list[Tensor], *feeds: Tensor) -> tuple[Tensor, ...]:
+        outputs, saved = _forward(simulation, feeds, news)
+        ctx.simulation = simulation
+        ctx.saved = saved
+        ctx.set_materialize_grads(False)
+        wanted = {role.index for role in simulation.program.inputs if role.kind == "tangent"}
+        leaves = [role.index for role in simulation.program.outputs if role.kind == "output" and role.node]
+        beside_loss = simulation.program.loss is not None
+        ctx.leaves = leaves
+        ctx.mark_non_differentiable(
+            *[
+                value
+                for value, index in zip(outputs, leaves)
+                if index not in wanted and not (beside_loss and value.is_floating_point())
+            ]
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        simulation: _Simulation = ctx.simulation
+        program, nodes = simulation.program, simulation.program.nodes()
+        reached = {index: gradient for index, gradient in zip(ctx.leaves, gradients) if gradient is not None}
+        tangents = []
+        for role in program.inputs:
+            if role.kind == "tangent":
+                val = nodes[role.node].meta["val"]
+                gradient = reached.pop(role.index, None)
+                tangents.append(torch.zeros(val.shape, dtype=val.dtype) if gradient is None else gradient.to(val.dtype))
+        if reached:
+            raise InputError("a gradient reached an output beside the loss; put the term into the loss, or detach it")
+        found = _backward(simulation, ctx.saved, tangents)
+        feeds = [role.node for role in program.inputs if role.kind != "tangent"]
+        return (None, None, *(found.get(node) for node in feeds))
