@@ -188,6 +188,18 @@ class Executable:
         beside_loss = self.program.loss is not None  # a gradient that reaches these is an error, not a zero
         return [result.role.index in wanted or (beside_loss and result.floating) for result in self._returns_of_module]
 
+    def versions(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> list[tuple[str, Tensor, int]]:
+        """Return name, parameter and version of the parameters that the backward reads as they rest.
+
+        A change in place of a DTensor counts on the DTensor, not on its local piece, so autograd can't see it there.
+        """
+        kept = {tensor.untyped_storage().data_ptr() for tensor in saved}
+        return [
+            (slot.role.name, tensor, tensor._version)
+            for slot, tensor in zip(self.slots, tensors)
+            if isinstance(tensor, DTensor) and local_of(tensor).untyped_storage().data_ptr() in kept
+        ]
+
     def run_backward(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return one gradient a placeholder of the forward, from the gradients that reached the outputs.
 
@@ -245,6 +257,20 @@ class Executable:
         return gradient
 
 
+def require_unchanged(versions: Sequence[tuple[str, Tensor, int]]) -> None:
+    """Check that nothing changed parameters since the forward whose backward needs them.
+
+    Raises:
+        InputError: a parameter was changed in place.
+    """
+    for name, tensor, version in versions:
+        if tensor._version != version:
+            raise InputError(
+                f"the parameter {name} was changed in place between the forward and its backward, which needs the old "
+                "values: call backward before the optimizer's step or before loading a state"
+            )
+
+
 class _Owned:
     """Hands out tensors that share no memory with each other or with tensors given before.
 
@@ -270,6 +296,7 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, executable: Executable, news: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs, saved = executable.run_forward([local_of(tensor) for tensor in tensors], news)
         ctx.executable = executable
+        ctx.versions = executable.versions(tensors, saved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         placed = executable._place(outputs)
@@ -280,4 +307,6 @@ class _Step(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.executable.run_backward(ctx.saved_tensors, gradients))
+        saved = ctx.saved_tensors  # raises when they were freed by an earlier backward
+        require_unchanged(ctx.versions)
+        return (None, None, *ctx.executable.run_backward(saved, gradients))

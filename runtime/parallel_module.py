@@ -19,6 +19,7 @@ from autopar.runtime.groups import MeshGroups
 from autopar.runtime.rendezvous import meet
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call, Signature, take_apart
+from autopar.runtime.stale_optimizers import watch_originals
 from autopar.runtime.state import adapt_state, describe_state, full_state, lay_out, mirror, require_values
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
@@ -56,9 +57,10 @@ class ParallelModule(nn.Module):
             call = None if example is None else take_apart(model, *example, device=None)
             if groups.rank == 0:
                 require_values(model)
+            watch_originals(model)
         require_equal(
             groups.control,
-            "the model",
+            "the model or an option",
             [f"class {type(model).__name__}", *describe_state(model), *_option_lines(options)],
             "build the same model with the same options on every rank",
         )
