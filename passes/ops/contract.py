@@ -88,9 +88,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     a, b = ctx.saved_tensors
     left, right, out = parse_equation(ctx.equation)
     contract = torch.ops.autopar.contract.default
-    grad_a = contract(grad, b, f"{out},{right}->{left}") if ctx.needs_input_grad[0] else None
-    grad_b = contract(grad, a, f"{out},{left}->{right}") if ctx.needs_input_grad[1] else None
+    grad_a = contract(grad, _conjugate(b), f"{out},{right}->{left}") if ctx.needs_input_grad[0] else None
+    grad_b = contract(grad, _conjugate(a), f"{out},{left}->{right}") if ctx.needs_input_grad[1] else None
     return grad_a, grad_b, None
+
+
+def _conjugate(tensor: Tensor) -> Tensor:
+    return torch.conj_physical(tensor) if tensor.is_complex() else tensor
 
 
 torch.library.register_fake("autopar::contract", _fake, lib=LIBRARY)
