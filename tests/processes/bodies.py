@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,55 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+import autopar
 from autopar.runtime.parallel_module import ParallelModule
 from tests.processes.compare import Built, build, full, gradients, loss_of, split, state, worst
 
 Errors = dict[str, tuple[float, str]]
 
 
-def train(name: str, sizes: tuple[int, ...], dropout: float, steps: int = 3) -> tuple[list[float], list[float], Errors]:
-    """Train both ways; return the losses of the ranks, those of one process, and the errors of all tensors."""
+@dataclass
+class Trained:
+    """What a training run came to: losses here and of one process, errors of tensors, and how the plan splits."""
+
+    losses: list[float]
+    expected: list[float]
+    errors: Errors
+    split_parameters: int
+    collectives: int
+
+
+def train(name: str, sizes: tuple[int, ...], dropout: float, tight: bool, steps: int = 3) -> Trained:
+    """Train both ways, with as little memory as a plan can do with when ``tight``; the reference on the first rank."""
     built = build(name, dropout)
-    parallel, reference = split(built, sizes)
+    memory = least_memory(built, sizes) if tight else None
+    parallel, reference = split(built, sizes, memory=memory, optimizer="momentum")
+    plan = parallel.plan
+    split_parameters = sum(any(p.is_shard() for p in placements) for placements in plan.placements.values())
     ours = list(_train(parallel, built, steps))
     first_gradients, after = ours[0][1], state(parallel)
     losses = [loss for loss, _ in ours]
+    out = Trained(losses, losses, {}, split_parameters, len(plan.collectives))
     if dist.get_rank() != 0:
-        return losses, [], {}
+        return out
     expected = list(_train(reference, built, steps))
-    errors = {
+    out.expected = [loss for loss, _ in expected]
+    out.errors = {
         "gradients": worst(first_gradients, expected[0][1]),
         "state": worst(after, state(reference)),
     }
-    return losses, [loss for loss, _ in expected], errors
+    return out
+
+
+def least_memory(built: Built, sizes: tuple[int, ...]) -> int:
+    """Return the least budget that has a plan for training with SGD and momentum."""
+    model, args, kwargs = built
+    try:
+        autopar.parallelize(model, sizes, args, kwargs, memory=1, optimizer="momentum")
+    except autopar.InfeasibleError as error:
+        assert error.least_bytes is not None
+        return error.least_bytes
+    raise AssertionError("one byte was enough")
 
 
 def _train(module: nn.Module, built: Built, steps: int) -> Iterator[tuple[float, dict[str, Any]]]:

@@ -1,0 +1,79 @@
+"""A parallel module behaves as the original does towards autograd, optimizers and its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.processes import semantics
+from tests.processes.pool import Pool
+
+pytestmark = pytest.mark.processes
+Pools = Callable[[int], Pool]
+
+
+def assert_small(errors: semantics.Errors, tolerance: float = 1e-4) -> None:
+    """Check every error against the tolerance."""
+    assert {what: error for what, error in errors.items() if not error[0] < tolerance} == {}
+
+
+@pytest.mark.parametrize(("outputs", "kind"), [("auto", "Tensor"), ("lie", "DTensor")])
+def test_outputs_and_gradients(pool: Pools, outputs: str, kind: str) -> None:
+    """A module without a loss: outputs full or where they lie, differentiable, with gradients of inputs too."""
+    for errors, facts in pool(2).run(semantics.outputs_and_gradients, (2,), outputs):
+        assert_small(errors)
+        assert facts["kinds"] == {"logits": kind, "hidden": kind, "count": kind, "power": "int"}
+        assert facts["power"] == 2
+        assert facts["tied"] and facts["unused"] and facts["keys"]
+        assert facts["frozen"] == ["frozen.weight", "frozen.bias"]
+        assert "shift" in facts["buffers"]
+
+
+def test_autograd(pool: Pools) -> None:
+    """Backward calls accumulate, scale, interleave and repeat as on one device, or are refused."""
+    results = pool(4).run(semantics.autograd, "mlp", (2, 2))
+    assert_small(results[0][0])
+    for _, facts in results:
+        assert facts["twice"][0] == "RuntimeError" and "second time" in facts["twice"][1]
+        assert facts["changed before backward"][0] == "InputError"
+
+
+def test_clipping(pool: Pools) -> None:
+    """The gradient norm is that of one device for every kind of norm, and so are the clipped gradients."""
+    assert_small(pool(4).run(semantics.clipping, "gpt2", (2, 2))[0])
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("mlp", (2,)), ("gpt2", (2, 2))])
+def test_local_inputs(pool: Pools, name: str, sizes: tuple[int, ...]) -> None:
+    """Each rank passes its own share; the loss is that of the global batch on every rank."""
+    results = pool(2 if sizes == (2,) else 4).run(semantics.local_inputs, name, sizes)
+    assert_small(results[0][1])
+    assert len(set(results[0][0])) == 1
+
+
+def test_planned_at_the_first_call(pool: Pools) -> None:
+    """Without an example the first call plans; an optimizer built before keeps its parameters."""
+    for errors, facts in pool(2).run(semantics.lazy, "mlp", (2,)):
+        assert_small(errors)
+        assert facts["before"][0] == "InputError"
+        assert facts["kept"] and facts["rests"]
+
+
+def test_loss_behind_a_module(pool: Pools) -> None:
+    """``loss=`` puts a loss behind a module that has none; targets are the last inputs."""
+    for errors in pool(2).run(semantics.with_loss, (2,)):
+        assert_small(errors)
+
+
+def test_outputs_beside_a_loss(pool: Pools) -> None:
+    """Beside a loss other outputs lie where they are, and a gradient that reaches one is refused."""
+    for kinds, refused in pool(2).run(semantics.inner_output, (2,)):
+        assert kinds == {"loss": "Tensor", "logits": "DTensor", "out": "CausalLMOutputWithCrossAttentions"}
+        assert refused[0] == "InputError" and "put the term into the loss" in refused[1]
+
+
+def test_stale_optimizer(pool: Pools) -> None:
+    """An optimizer of the original's parameters is refused instead of doing nothing."""
+    for refused in pool(2).run(semantics.stale_optimizer, (2,)):
+        assert refused[0] == "OptionError" and "build the optimizer from the parallel module" in refused[1]
