@@ -56,7 +56,19 @@ sys.modules[__name__].__class__ = _Package
 
 
 if TYPE_CHECKING:
-    from autopar.api import parallelize, plan  # noqa: F401
-    from autopar.errors import AutoparError, CaptureError, MismatchError  # noqa: F401
-    from autopar.mesh import Mesh  # noqa: F401
-    from autopar.plans import Plan  # noqa: F401
+    from autopar.api import parallelize as parallelize
+    from autopar.api import plan as plan
+    from autopar.errors import AutoparError as AutoparError
+    from autopar.errors import CaptureError as CaptureError
+    from autopar.errors import ConstraintError as ConstraintError
+    from autopar.errors import InfeasibleError as InfeasibleError
+    from autopar.errors import InputError as InputError
+    from autopar.errors import LoweringError as LoweringError
+    from autopar.errors import MeshError as MeshError
+    from autopar.errors import MismatchError as MismatchError
+    from autopar.errors import OptionError as OptionError
+    from autopar.errors import PlanError as PlanError
+    from autopar.errors import RuleError as RuleError
+    from autopar.mesh import Mesh as Mesh
+    from autopar.plans import Plan as Plan
+    from autopar.verification import verify as verify

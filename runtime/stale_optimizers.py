@@ -1,4 +1,4 @@
-"""Catches an optimizer that was built before ``parallelize``: it holds the original's parameters, and would do nothing."""
+"""Catches an optimizer built before ``parallelize``: it holds the original's parameters, and would do nothing."""
 
 from __future__ import annotations
 
