@@ -58,17 +58,23 @@ def decide(
         AutoparError: the solver's objective is not the cost of its decision.
     """
     reduced = reduce_problem(problem, dominate=dominate)
-    model = build_model(reduced)
+    return solve_reduced(reduced, build_model(reduced), method=method, time_limit_s=time_limit_s)
+
+
+def solve_reduced(
+    problem: Problem, model: LinearModel, *, method: str = "choose", time_limit_s: float | None = None
+) -> Decided:
+    """Return the optimal decision of a reduced problem by its model; raises as ``decide`` does."""
     answer = solve_model(model, method=method, time_limit_s=time_limit_s)
     if answer.status == "infeasible":
         raise _too_small(problem)
-    decided = rebuild(reduced, model, answer)
+    decided = rebuild(problem, model, answer)
     if problem.budget is not None and decided.num_bytes > problem.budget:
-        return _tighten(problem, reduced, decided, method, time_limit_s)
-    gap = abs(decided.seconds - answer.objective)
-    if gap > AGREEMENT * max(abs(answer.objective), 1e-12) and answer.status == "optimal":
+        decided = _tighten(problem, decided, method, time_limit_s)
+    gap = abs(decided.seconds - decided.answer.objective)
+    if gap > AGREEMENT * max(abs(decided.answer.objective), 1e-12) and answer.status == "optimal":
         raise AutoparError(
-            f"the solver reports {answer.objective:.9g} s, but its decision costs {decided.seconds:.9g} s: "
+            f"the solver reports {decided.answer.objective:.9g} s, but its decision costs {decided.seconds:.9g} s: "
             f"the model and the arithmetic disagree; please report the model and the mesh {problem.prices.mesh}"
         )
     return decided
@@ -139,17 +145,17 @@ def _too_small(problem: Problem) -> InfeasibleError:
     )
 
 
-def _tighten(problem: Problem, reduced: Problem, decided: Decided, method: str, time_limit_s: float | None) -> Decided:
+def _tighten(problem: Problem, decided: Decided, method: str, time_limit_s: float | None) -> Decided:
     """Solve again with a budget lower by what the solver's tolerance let through."""
     assert problem.budget is not None
     budget = problem.budget
     for _ in range(8):
         budget -= decided.num_bytes - problem.budget
-        model = build_model(reduced, budget=budget)
+        model = build_model(problem, budget=budget)
         answer = solve_model(model, method=method, time_limit_s=time_limit_s)
         if answer.status == "infeasible":
             break
-        decided = rebuild(reduced, model, answer)
+        decided = rebuild(problem, model, answer)
         if decided.num_bytes <= problem.budget:
             return decided
     raise _too_small(problem)

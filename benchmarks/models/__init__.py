@@ -1,0 +1,1 @@
+"""Models that benchmarks plan, written in plain PyTorch."""
