@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +22,24 @@ def _dropped(x: Tensor, shape: list[int], p: float) -> Tensor:
     if p == 1.0:
         # Eager draws nothing at all here.
         return x * 0.0
-    mask = torch.ops.autopar.bernoulli.default(shape, 1.0 - p, x.dtype, x.device, [0] * len(shape), shape)
+    order = _memory_order(x) if shape == list(x.shape) else list(range(len(shape)))
+    drawn = [shape[dim] for dim in order]
+    mask = torch.ops.autopar.bernoulli.default(drawn, 1.0 - p, x.dtype, x.device, [0] * len(shape), drawn)
+    if order != sorted(order):
+        mask = mask.permute([order.index(dim) for dim in range(len(order))])
     return x * mask * (1.0 / (1.0 - p))
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """Return the dims of ``x`` from the slowest to the fastest: eager draws a mask that lies in memory as ``x`` does."""
+    strides = torch.empty_like(x).stride()
+    if all(size == 1 or stride == dense for size, stride, dense in zip(x.shape, strides, _dense(x.shape))):
+        return list(range(x.dim()))
+    return sorted(range(x.dim()), key=lambda dim: -strides[dim])
+
+
+def _dense(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def dropout(flat: FlatViews, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
