@@ -48,9 +48,11 @@ def order_nodes(plan: PlanRecord, nodes: Iterable[str]) -> list[str]:
 
 
 def roles_on(plan: PlanRecord, nodes: Sequence[str], axis: int) -> list[str]:
-    """Return the different roles of ``axis`` in ``nodes``; forward ops alone where there are any."""
+    """Return the different roles of ``axis`` in ``nodes``; forward ops and named roles go first."""
     forward = [node for node in nodes if plan.phases.get(node) != "backward"] or list(nodes)
-    return list(dict.fromkeys(role for node in forward if (role := node_role(plan, node, axis))))
+    named = dict.fromkeys(plan.roles[node][axis] for node in forward if node in plan.roles)
+    roles = [role for role in named if role] or [node_role(plan, node, axis) for node in forward]
+    return list(dict.fromkeys(role for role in roles if role))
 
 
 def strategy_text(plan: PlanRecord, nodes: Sequence[str]) -> str:

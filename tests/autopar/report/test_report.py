@@ -87,6 +87,16 @@ def test_strategies_of_modules() -> None:
     assert list(two_axis_plan(12).strategies)[-1] == "layers.11.mlp.up"
 
 
+def test_a_named_role_goes_before_the_name_of_a_factor() -> None:
+    """Where one op's split has a name, the nameless splits of its neighbours are not told."""
+    plan = two_axis_plan(1)
+    choices, modules = {**plan.choices, "gelu": ("d0", "d2")}, {**plan.modules, "gelu": "layers.0.mlp.up"}
+    more = msgspec.structs.replace(plan, choices=choices, modules=modules, phases={**plan.phases, "gelu": "forward"})
+    assert more.strategies["layers.0.mlp.up"] == "batch over data, column over model"
+    unnamed = msgspec.structs.replace(more, roles={})
+    assert unnamed.strategies["layers.0.mlp.up"].endswith("split of n and split of d2 over model")
+
+
 def test_properties_are_those_of_the_records() -> None:
     """The public properties read the records."""
     plan = small_plan()
