@@ -19,7 +19,7 @@ from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.randomness import draws_randomness, shared_randomness
-from autopar.runtime.state import as_dtensor, local_of
+from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Executable:
         self._tangents = [role for role in local.inputs if role.kind == "tangent"]
         self._tangent_vals = self._tangent_values()
         self._gradient_slots = self._find_gradients()
+        self._patterns: dict[int, DTensor] = {}
         updated = {result.role.of for result in self._returns if result.role.kind == "buffer"}
         self._updated = [slot.role.node in updated for slot in self.slots]
 
@@ -217,16 +218,21 @@ class Executable:
                 out.append(None)
                 continue
             result = self._gradients[position]
-            out.append(self._outgoing(slot, result, own.take(values[position])))
+            out.append(self._outgoing(position, slot, result, own.take(values[position])))
         return out
 
-    def _outgoing(self, slot: Slot, result: Result, value: Tensor) -> Tensor:
-        if slot.role.kind == "parameter" or result.layout != slot.layout:
-            placed = as_dtensor(value, result.layout, result.shape, self._groups)
-            if result.layout != slot.layout:
-                placed = placed.redistribute(placements=to_dtensor(slot.layout))
-            return placed if slot.role.kind == "parameter" else placed.to_local()
-        return value
+    def _outgoing(self, position: int, slot: Slot, result: Result, value: Tensor) -> Tensor:
+        if slot.role.kind != "parameter" and result.layout == slot.layout:
+            return value
+        pattern = self._patterns.get(position)
+        if pattern is None:
+            pattern = self._patterns[position] = as_dtensor(
+                value.new_empty(value.shape, device="meta"), result.layout, result.shape, self._groups
+            )
+        placed = as_dtensor_like(value, pattern)
+        if result.layout != slot.layout:
+            placed = placed.redistribute(placements=to_dtensor(slot.layout))
+        return placed if slot.role.kind == "parameter" else placed.to_local()
 
     def _incoming(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         wanted = {role.index for role in self._tangents}

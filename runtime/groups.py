@@ -111,7 +111,7 @@ def _make_device_mesh(mesh: Mesh) -> tuple[DeviceMesh, Mesh]:
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
     else:
         world = dist.get_world_size()
-        device_type = "cuda" if "nccl" in dist.get_backend() else "cpu"
+        device_type = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
     if mesh.num_ranks != world:
         advice = (
             f"start {mesh.num_ranks} processes or make the mesh smaller"

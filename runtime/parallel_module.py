@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError, OptionError, PlanError
@@ -95,6 +96,16 @@ class ParallelModule(nn.Module):
             InputError: on every rank, when the ranks' inputs do not fit together.
         """
         return self._engine.call(args, kwargs)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> Tensor:
+        """Clip the gradients by their global norm, and return it as a plain tensor. Every rank calls it.
+
+        ``torch.nn.utils.clip_grad_norm_`` over ``parameters()`` does the same, and returns a DTensor.
+        """
+        norm = nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state with full plain tensors: it loads strictly into the original module. Every rank calls it."""

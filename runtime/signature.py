@@ -84,7 +84,7 @@ def _leaf_line(name: str, leaf: Any, device: torch.device | None) -> str:
     if isinstance(leaf, DTensor):
         raise InputError(f"{name} is a DTensor; pass the full tensor (inputs='global') or the share (inputs='local')")
     if isinstance(leaf, torch.Tensor):
-        if device is not None and leaf.device.type != device.type:
+        if device is not None and leaf.device != device:
             raise InputError(f"{name} is on {leaf.device}, but the mesh runs on {device}; move it there first")
         return f"{name} {leaf.dtype}{list(leaf.shape)}{' with gradient' if leaf.requires_grad else ''}"
     if isinstance(leaf, _CONSTANTS):

@@ -152,7 +152,10 @@ def clipping(name: str, sizes: tuple[int, ...]) -> Errors:
             for module in (parallel, reference):
                 module.zero_grad()
                 loss_of(module(*built[1], **built[2])).backward()
-                norm = clip_grad_norm_(module.parameters(), 0.01, norm_type=kind, foreach=foreach)
+                if module is parallel and foreach is None:
+                    norm = parallel.clip_grad_norm_(0.01, norm_type=kind)
+                else:
+                    norm = clip_grad_norm_(module.parameters(), 0.01, norm_type=kind, foreach=foreach)
                 norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
             label = f"norm {kind} foreach {foreach}"
             errors[label] = worst({"norm": norms[0]}, {"norm": norms[1]})

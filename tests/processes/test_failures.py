@@ -1,0 +1,31 @@
+"""A rank that fails in a step ends the others within seconds, with its error in the output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("where", "words"), [("forward", "boom before the forward"), ("kill", "SIGKILL")])
+def test_failing_rank(where: str, words: str) -> None:
+    """Nobody waits for a rank that raised or was killed: all end long before any timeout of a collective."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, str(Path(__file__).with_name("failing_script.py")), where],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert words in done.stdout + done.stderr
+    assert "finished" not in done.stdout
