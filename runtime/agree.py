@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,9 @@ from autopar import errors
 from autopar.errors import AutoparError, InfeasibleError, InputError
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(minutes=2)
+"""How long a rank waits for the others where all come at about the same time."""
 
 Failure = tuple[str, str, int | None]
 """Class name, message and least bytes of an error on its way to the other ranks."""
@@ -60,6 +64,18 @@ def share_bytes(control: dist.ProcessGroup, data: bytes | None) -> bytes:
     if int(size):
         dist.broadcast(buffer, source, group=control)
     return buffer.numpy().tobytes()
+
+
+def require_everyone(control: dist.ProcessGroup, what: str) -> None:
+    """Return when every rank is here.
+
+    Raises:
+        InputError: some ranks did not come within ``PATIENCE``; names them.
+    """
+    try:
+        dist.monitored_barrier(group=control, timeout=PATIENCE, wait_all_ranks=True)
+    except RuntimeError as error:
+        raise InputError(f"{what} is called by every rank, but some did not come: {error}") from error
 
 
 def require_equal(control: dist.ProcessGroup, what: str, lines: Sequence[str], advice: str) -> None:

@@ -76,6 +76,9 @@ class Executable:
         self._tangent_vals = self._tangent_values()
         self._gradient_slots = self._find_gradients()
         self._patterns: dict[int, DTensor] = {}
+        for result in self._returns:
+            if result.role.kind == "buffer" and any(code != REPLICATE for code in result.layout):
+                raise LoweringError(f"the new value of the buffer {result.role.name} should be whole, but it is split")
         updated = {result.role.of for result in self._returns if result.role.kind == "buffer"}
         self._updated = [slot.role.node in updated for slot in self.slots]
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import InputError, OptionError, PlanError
 from autopar.placement import Layout, from_dtensor, layout_name, parse_layout
 from autopar.plans import Options, Plan
-from autopar.runtime.agree import require_equal
+from autopar.runtime.agree import require_equal, require_everyone
 from autopar.runtime.compile import Compiler, share_plan
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
@@ -109,6 +109,7 @@ class ParallelModule(nn.Module):
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state with full plain tensors: it loads strictly into the original module. Every rank calls it."""
+        require_everyone(self._engine.groups.control, "full_state_dict()")
         return full_state(self.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

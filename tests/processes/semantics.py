@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 import autopar
+from autopar.runtime import agree
 from autopar.runtime.agree import gather_objects
 from tests.processes.compare import build, gradients, loss_of, split, state, worst
 
@@ -331,3 +336,36 @@ def stale_optimizer(sizes: tuple[int, ...]) -> tuple[str, str]:
     parallel = autopar.parallelize(model, sizes, args)
     parallel(*args).backward()
     return refusal(optimizer.step)
+
+
+def part_of_the_world() -> tuple[str, str] | tuple[float, str]:
+    """Run on two of four ranks; return the refusal on the others, the error of the loss on these."""
+    model, args, _ = build("mlp")
+    reference = copy.deepcopy(model)
+    mesh = DeviceMesh("cpu", [1, 3])
+    if dist.get_rank() in (1, 3):
+        ours = autopar.parallelize(model, mesh, args)(*args).detach()
+        torch.manual_seed(0)
+        return worst({"loss": ours}, {"loss": reference(*args).detach()})
+    return refusal(lambda: autopar.parallelize(model, mesh, args))
+
+
+def descending_mesh() -> tuple[str, str]:
+    """Give a mesh whose ranks do not ascend."""
+    model, args, _ = build("mlp")
+    mesh = DeviceMesh("cpu", [1, 0])
+    return refusal(lambda: autopar.parallelize(model, mesh, args))
+
+
+def first_rank_alone(sizes: tuple[int, ...]) -> tuple[int, tuple[str, str]]:
+    """Save the state dict on the first rank only, then ask there only for the full one, with little patience."""
+    built = build("mlp")
+    parallel, _ = split(built, sizes)
+    count, found = 0, ("nothing", "")
+    if dist.get_rank() == 0:
+        buffer = io.BytesIO()
+        torch.save(parallel.state_dict(), buffer)
+        count = buffer.tell()
+        with mock.patch.object(agree, "PATIENCE", timedelta(seconds=1)):
+            found = refusal(parallel.full_state_dict)
+    return count, found

@@ -78,3 +78,26 @@ def test_plans(pool: Pools) -> None:
     for found, same in pool(2).run(semantics.plans, (2,)):
         assert_refused(found, PLANS)
         assert same
+
+
+def test_part_of_the_world(pool: Pools) -> None:
+    """A mesh over some ranks runs on these; the others are told that they are not in it."""
+    results = pool(4).run(semantics.part_of_the_world)
+    for rank in (1, 3):
+        assert results[rank][0] < 1e-4
+    for rank in (0, 2):
+        assert results[rank][0] == "MeshError" and f"rank {rank} is not in the mesh" in results[rank][1]
+
+
+def test_descending_mesh(pool: Pools) -> None:
+    """Ranks in another order than that of process groups are refused, because pieces would be mixed up."""
+    for refused in pool(2).run(semantics.descending_mesh):
+        assert refused[0] == "MeshError" and "ascending" in refused[1]
+
+
+def test_first_rank_alone(pool: Pools) -> None:
+    """A state dict needs no other rank; the full one says which ranks it waits for."""
+    count, refused = pool(2).run(semantics.first_rank_alone, (2,))[0]
+    assert count > 0
+    assert refused[0] == "InputError" and "1" in refused[1]
+    pool(2).stop()  # the control group has an unfinished barrier
