@@ -86,6 +86,9 @@ def insert_arc(
 ) -> Any:
     """Emit the nodes that take ``value``, this rank's piece under ``arc.source``, to its piece under ``arc.target``.
 
+    What it yields is contiguous: kernels of statistics (a layer norm's mean, an attention's normaliser) read their
+    operands as if they were, and a slice is not.
+
     Args:
         shape: the global shape.
         emit: adds a node. Which ops are emitted, and in which order, is the same on every rank.
@@ -121,7 +124,8 @@ class _Moving:
 
     def narrow(self, dim: int, start: int, length: int) -> _Moving:
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
-        return self._next(_ATEN.slice.Tensor, shape, dim, start, start + length)
+        cut = self._next(_ATEN.slice.Tensor, shape, dim, start, start + length)
+        return cut._next(_ATEN.contiguous.default, shape) if dim else cut
 
     def pad(self, dim: int, length: int) -> _Moving:
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])

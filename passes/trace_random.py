@@ -24,14 +24,14 @@ def _dropped(x: Tensor, shape: list[int], p: float) -> Tensor:
         return x * 0.0
     order = _memory_order(x) if shape == list(x.shape) else list(range(len(shape)))
     drawn = [shape[dim] for dim in order]
-    mask = torch.ops.autopar.bernoulli.default(drawn, 1.0 - p, x.dtype, x.device, [0] * len(shape), drawn)
+    mask: Tensor = torch.ops.autopar.bernoulli.default(drawn, 1.0 - p, x.dtype, x.device, [0] * len(shape), drawn)
     if order != sorted(order):
         mask = mask.permute([order.index(dim) for dim in range(len(order))])
     return x * mask * (1.0 / (1.0 - p))
 
 
 def _memory_order(x: Tensor) -> list[int]:
-    """Return the dims of ``x`` from the slowest to the fastest: eager draws a mask that lies in memory as ``x`` does."""
+    """Return the dims of ``x`` from the slowest to the fastest: eager draws a mask that lies as ``x`` does."""
     strides = torch.empty_like(x).stride()
     if all(size == 1 or stride == dense for size, stride, dense in zip(x.shape, strides, _dense(x.shape))):
         return list(range(x.dim()))
