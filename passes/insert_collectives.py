@@ -159,7 +159,8 @@ class _Moving:
         dim, piece = cut.dim, self.shape[1:]
         apart = self.movedim(0, dim) if dim else self
         joined = apart.reshape([*piece[:dim], cut.parts * cut.step, *piece[dim + 1 :]])
-        return joined if cut.even else joined.narrow(dim, 0, cut.whole)
+        whole = joined if cut.even else joined.narrow(dim, 0, cut.whole)
+        return whole._next(_ATEN.contiguous.default, whole.shape) if dim and cut.even else whole
 
     def all_reduce(self, op: str) -> _Moving:
         if self.dtype == torch.bool:
@@ -175,9 +176,13 @@ class _Moving:
         return gathered.reshape((cut.parts, *piece.shape)).pieces_joined(cut)
 
     def reduce_scatter(self, cut: Cut) -> _Moving:
-        pieces = self.pieces_first(cut)
-        piece = pieces.shape[1:]
-        flat = pieces.reshape((cut.parts * piece[0], *piece[1:]))
+        if cut.dim == 0:
+            piece: Shape = (cut.step, *self.shape[1:])
+            flat = self if cut.even else self.pad(0, cut.parts * cut.step)
+        else:
+            pieces = self.pieces_first(cut)
+            piece = pieces.shape[1:]
+            flat = pieces.reshape((cut.parts * piece[0], *piece[1:]))
         scattered = flat.communicate(_C10D.reduce_scatter_tensor.default, piece, "sum", cut.parts)
         return scattered if cut.even else scattered.narrow(cut.dim, 0, cut.length)
 

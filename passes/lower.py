@@ -18,7 +18,7 @@ from autopar.passes.annotate import annotate
 from autopar.passes.insert_collectives import insert_arc
 from autopar.passes.local_ops import local_op
 from autopar.passes.local_program import LocalProgram
-from autopar.passes.program import Input, Program, has_many_results, is_getitem, result_values, tensor_operands
+from autopar.passes.program import Input, Output, Program, has_many_results, is_getitem, result_values, tensor_operands
 from autopar.passes.reasons import move_reason, reader_text
 from autopar.passes.redistribution import Arc, arc_between
 from autopar.passes.rules.legality import legal, operand_layouts, result_layouts
@@ -109,7 +109,8 @@ class _Lowering:
         self.scalars: dict[fx.Node, Any] = {}
         self.tuples: dict[fx.Node, tuple[Any, dict[int, Layout]]] = {}
         self.globals = program.nodes()
-        self.rests = {role.node for role in program.inputs}
+        self.ends: list[Any] = [role.constant for role in program.outputs]
+        self.end_layouts: list[Layout | None] = [None for _ in program.outputs]
         self.routes = {
             (route.tensor, route.phase): {
                 parse_layout(target): (index, parse_layout(source))
@@ -128,7 +129,9 @@ class _Lowering:
                     self.lower_node(node, phase)
             if phase == FORWARD:
                 self.save()
-        output_layouts = self.outputs()
+            self.lower_outputs(phase)
+        self.graph.output(tuple(self.ends))
+        output_layouts = tuple(self.end_layouts)
         joint = fx.GraphModule(self.program.graph_module, self.graph)
         forward, backward, num_saved = split_phases(joint, self.program.inputs, self.program.outputs)
         roles = self.program.inputs, self.program.outputs
@@ -354,27 +357,28 @@ class _Lowering:
         for fresh in made:
             fresh.meta["val"] = known[fresh] if fresh in known else _run_on_meta(fresh)
 
-    def outputs(self) -> tuple[Layout | None, ...]:
-        ends: list[Any] = []
-        layouts: list[Layout | None] = []
-        for role in self.program.outputs:
-            if role.node is None:
-                ends.append(role.constant)
-                layouts.append(None)
+    def lower_outputs(self, phase: str) -> None:
+        """Bring the outputs of a phase to where the plan wants them."""
+        for index, role in enumerate(self.program.outputs):
+            if role.node is None or (role.kind == "gradient") != (phase == BACKWARD):
                 continue
-            phase = BACKWARD if role.kind == "gradient" else FORWARD
-            if role.kind == "output":
-                text = self.plan.outputs.get(role.name)
-                if text is None:
-                    raise LoweringError(f"the plan does not say where the output {role.name} lies")
-                layout = parse_layout(text)
-            else:
-                layout = input_layout(self.program.input_of(role.of), self.plan)
-            what = f"the {role.kind} {role.name}" if role.kind == "output" else f"the {role.kind} of {role.name}"
-            ends.append(self.version(self.globals[role.node], layout, phase, _Reader(what, "", "")))
-            layouts.append(layout)
-        self.graph.output(tuple(ends))
-        return tuple(layouts)
+            origin = self.globals[role.node]
+            if not isinstance(origin.meta.get("val"), torch.Tensor):
+                self.ends[index] = self.scalars[origin]
+                continue
+            layout = self.output_layout(role)
+            what = f"the {role.kind}" if role.kind == "output" else f"the {role.kind} of"
+            reader = _Reader(f"{what} {role.name}".strip(), "", "")
+            self.ends[index] = self.version(origin, layout, phase, reader)
+            self.end_layouts[index] = layout
+
+    def output_layout(self, role: Output) -> Layout:
+        if role.kind != "output":
+            return input_layout(self.program.input_of(role.of), self.plan)
+        text = self.plan.outputs.get(role.name)
+        if text is None:
+            raise LoweringError(f"the plan does not say where the output {role.name} lies")
+        return parse_layout(text)
 
 
 def _run_on_meta(node: fx.Node) -> Any:

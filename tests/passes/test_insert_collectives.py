@@ -90,6 +90,7 @@ def test_an_arc_moves_a_tensor_and_changes_nothing(
     pieces = [[piece] for piece in pieces_of(whole, layout, mesh)]
     results = run_lockstep(graphs, pieces, mesh, moved=moved, watch=stated)
     assert torch.equal(assemble(results, arc.target, shape, mesh), whole)
+    assert all(result.is_contiguous() for result in results)
     assert [m.kind for m in moved] == ([] if arc.kind == "slice" else [arc.kind])
     assert sum(m.bytes for m in moved) == arc_bytes(shape, whole.element_size(), arc, mesh.sizes)
 
