@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import torch
+
 from autopar.errors import PlanError
 from autopar.passes.program import Program
 from autopar.plans import Options, Plan
@@ -13,6 +15,7 @@ from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call
+from autopar.runtime.state import share_tensor
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Compiler:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
         with groups.together("applying the plan"):
             check_fit(plan, program, groups)
+        share_constants(program, groups)
+        with groups.together("lowering"):
             executable = _lower(program, plan, groups)
         return executable
 
@@ -84,6 +89,14 @@ def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -
             data = loaded.to_bytes()
     data = share_bytes(groups.control, data)
     return Plan.from_bytes(data) if data else None
+
+
+def share_constants(program: Program, groups: MeshGroups) -> None:
+    """Give every rank the first rank's values of the tensors that the module holds as plain attributes. Collective."""
+    for name in sorted({str(node.target) for node in program.graph.nodes if node.op == "get_attr"}):
+        value = getattr(program.graph_module, name)
+        if isinstance(value, torch.Tensor):
+            setattr(program.graph_module, name, share_tensor(value, groups).to(value.device))
 
 
 def check_mesh_of(plan: Plan, groups: MeshGroups) -> None:

@@ -369,3 +369,26 @@ def first_rank_alone(sizes: tuple[int, ...]) -> tuple[int, tuple[str, str]]:
         with mock.patch.object(agree, "PATIENCE", timedelta(seconds=1)):
             found = refusal(parallel.full_state_dict)
     return count, found
+
+
+class Constant(nn.Module):
+    """A module with a tensor that is neither a parameter nor a buffer, different on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.factor = torch.full((4,), 2.0 + dist.get_rank())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a scaled projection."""
+        return self.linear(x) * self.factor
+
+
+def constants(sizes: tuple[int, ...]) -> list[float]:
+    """Return what a module with a constant computes."""
+    model = Constant()
+    with torch.no_grad():
+        model.linear.weight.fill_(1.0)
+        model.linear.bias.zero_()
+    x = torch.ones(4, 4)
+    return [float(value) for value in autopar.parallelize(model, sizes, x)(x).detach().unique()]

@@ -77,3 +77,8 @@ def test_stale_optimizer(pool: Pools) -> None:
     """An optimizer of the original's parameters is refused instead of doing nothing."""
     for refused in pool(2).run(semantics.stale_optimizer, (2,)):
         assert refused[0] == "OptionError" and "build the optimizer from the parallel module" in refused[1]
+
+
+def test_constants(pool: Pools) -> None:
+    """A tensor that is a plain attribute of the module has the first rank's value everywhere."""
+    assert pool(2).run(semantics.constants, (2,)) == [[8.0], [8.0]]
