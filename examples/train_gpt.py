@@ -26,6 +26,7 @@ import torch.distributed as dist
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.distributed.elastic.multiprocessing.errors import record
 
 import autopar
 
@@ -107,6 +108,7 @@ def progress_bar(title: str, console: Console, enabled: bool) -> tuple[Any, Call
     return bar, callback
 
 
+@record
 def main() -> int:
     """Train, compare, and return 0 when every loss agrees."""
     options = parse_arguments()
@@ -122,9 +124,13 @@ def main() -> int:
     original = make_model().to(device)
     alone = copy.deepcopy(original) if rank == 0 else None
     ids = next(batches(options, device))
-    model = autopar.parallelize(
-        original, sizes, example_kwargs={"input_ids": ids, "labels": ids}, memory=options.memory, plan=options.plan
-    )
+    example = {"input_ids": ids, "labels": ids}
+    try:
+        model = autopar.parallelize(original, sizes, example_kwargs=example, memory=options.memory, plan=options.plan)
+    except autopar.AutoparError as error:  # raised on every process
+        if rank == 0:
+            console.print(f"{type(error).__name__}: {error}", markup=False, highlight=False)
+        return 2
     if rank == 0:
         console.print(str(model.plan), markup=False, highlight=False)
         if options.save_plan:
