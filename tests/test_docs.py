@@ -38,6 +38,8 @@ def test_every_make_target_of_the_readme_exists() -> None:
     """The two commands, and the others that are spoken of, are targets of the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     spoken = set(
-        re.findall(r"(?:`|    )make ([a-z]+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text())
+        re.findall(
+            r"(?:`|    )make ([a-z]+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+        )
     )
     assert {"demo", "test", "check"} <= spoken <= targets
