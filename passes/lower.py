@@ -23,14 +23,16 @@ from autopar.passes.reasons import move_reason, reader_text
 from autopar.passes.redistribution import Arc, arc_between
 from autopar.passes.rules.legality import legal, operand_layouts, result_layouts
 from autopar.passes.rules.rule import Choice, LocalCall, Piece, Rule
-from autopar.passes.split_phases import split_phases
+from autopar.passes.split_phases import GraphOnly, split_phases
 from autopar.placement import Layout, layout_name, local_range, local_shape, parse_layout
 from autopar.plans import Plan
 
 FORWARD, BACKWARD = "forward", "backward"
 
 
-def lower(program: Program, plan: Plan, coordinate: Coordinate, *, device: torch.device | None = None) -> LocalProgram:
+def lower(
+    program: Program, plan: Plan, coordinate: Coordinate, *, device: torch.device | None = None, run: bool = True
+) -> LocalProgram:
     """Return what the rank at ``coordinate`` of the plan's mesh runs.
 
     Every tensor travels exactly the routes of the plan, each arc at its first use. No op is traced again: local shapes
@@ -38,6 +40,7 @@ def lower(program: Program, plan: Plan, coordinate: Coordinate, *, device: torch
 
     Args:
         device: where factories (``arange``, ``full``, ...) create their tensors; as captured by default.
+        run: the halves will be called as modules, so their code is generated; a simulation needs none.
 
     Raises:
         PlanError: the plan was made for another program.
@@ -51,7 +54,7 @@ def lower(program: Program, plan: Plan, coordinate: Coordinate, *, device: torch
         )
     if any("rule" not in node.meta for node in program.ops()):
         annotate(program)
-    return _Lowering(program, plan, coordinate, device).run()
+    return _Lowering(program, plan, coordinate, device).run(run)
 
 
 def choices_of(node: fx.Node, names: Sequence[str], mesh: Mesh) -> tuple[Choice, ...]:
@@ -120,7 +123,7 @@ class _Lowering:
         }
         self.saved = {name: tuple(map(parse_layout, layouts)) for name, layouts in plan.saved.items()}
 
-    def run(self) -> LocalProgram:
+    def run(self, callable_halves: bool) -> LocalProgram:
         """Lower placeholders, the forward, what it saves, the backward, and the outputs."""
         layouts = {role.node: self.placeholder(role) for role in self.program.inputs}
         for phase in (FORWARD, BACKWARD):
@@ -132,8 +135,10 @@ class _Lowering:
             self.lower_outputs(phase)
         self.graph.output(tuple(self.ends))
         output_layouts = tuple(self.end_layouts)
-        joint = fx.GraphModule(self.program.graph_module, self.graph)
-        forward, backward, num_saved = split_phases(joint, self.program.inputs, self.program.outputs)
+        joint = GraphOnly(self.program.graph_module, self.graph)
+        forward, backward, num_saved = split_phases(
+            joint, self.program.inputs, self.program.outputs, callable_halves=callable_halves
+        )
         roles = self.program.inputs, self.program.outputs
         return LocalProgram(
             joint, forward, backward, *roles, layouts, output_layouts, num_saved, self.mesh, self.coordinate

@@ -74,7 +74,7 @@ def verify_ranks(
     rng = torch.random.get_rng_state()
     try:
         reference = run_original(model, program, args, kwargs or {}, seed)
-        programs = [lower(program, plan, c) for c in plan.mesh.coordinates()]
+        programs = [lower(program, plan, c, run=False) for c in plan.mesh.coordinates()]
         torch.manual_seed(seed)
         faults: list[str] = []
         result = None

@@ -43,14 +43,12 @@ def test_any_plan_equals_one_device(recipe: Recipe, mesh: Mesh, data: st.DataObj
     assert_collectives_are_the_plans(program, plan, result)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+@pytest.mark.parametrize(("sizes", "dropout"), [((3,), 0.2), ((2, 2), 0.0)])
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "llama", "bert", "vit", "t5", "resnet"])
 def test_random_plans_of_real_models(name: str, sizes: tuple[int, ...], dropout: float) -> None:
-    """Real models under plans that a seed decides."""
+    """Real models, with and without dropout, under plans that a seed decides."""
     model, args, kwargs = getattr(models, name)(dropout=dropout) if name != "llama" else models.llama()
     program = annotate(capture(model, args, kwargs))
-    for seed in range(2):
-        plan = seeded_plan(program, Mesh(sizes), seed)
-        result = verify_ranks(model, program, plan, args, kwargs)
-        assert_collectives_are_the_plans(program, plan, result)
+    plan = seeded_plan(program, Mesh(sizes), len(name))
+    result = verify_ranks(model, program, plan, args, kwargs)
+    assert_collectives_are_the_plans(program, plan, result)
