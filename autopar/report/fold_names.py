@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 _DIGITS = re.compile(r"(\d+)")
-_INDEX = re.compile(r"(?<![\w])\d+(?![\w])")
+_INDEX = re.compile(r"(?<=\.)\d+(?!\w)|(?<![\w.])\d+(?=\.\w)")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ def test_a_part_of_the_names_is_no_star() -> None:
 def test_digits_inside_a_word_are_no_index() -> None:
     """``w1`` and ``w2`` are two parameters, not copies of one."""
     assert pattern_of("layers.3.mlp.w1.weight") == "layers.*.mlp.w1.weight"
+    assert pattern_of("0.weight of 2.1.weight, split along dim 1") == "*.weight of *.*.weight, split along dim 1"
+    assert pattern_of("h.3") == "h.*"
     assert len(fold_names({"a.w1": 1, "a.w2": 1})) == 2
 
 
