@@ -245,4 +245,14 @@ def _merge_options(options: Options, plan: Plan) -> Options:
         asked, made = getattr(options, name), getattr(plan.options, name)
         if asked not in (default, made):
             raise PlanError(f"the plan was made for {name}={made!r}, but {name}={asked!r} is asked; use one of them")
+    if options.memory is not None and plan.memory.total_bytes > options.memory:
+        raise PlanError(
+            f"the plan needs {plan.memory.total_bytes} bytes a rank, but memory={options.memory} is asked; "
+            "raise memory=, or plan again within it"
+        )
+    if options.constraints and options.constraints != plan.options.constraints:
+        raise PlanError(
+            f"the plan was made under the constraints {plan.options.constraints}, but {options.constraints} are asked; "
+            "leave constraints= out, or plan again under them"
+        )
     return plan.options

@@ -322,6 +322,8 @@ def plans(sizes: tuple[int, ...]) -> tuple[dict[str, tuple[str, str]], bool]:
         "other inputs": refusal(lambda: go(model, sizes, args, plan=other_inputs)),
         "other model": refusal(lambda: go(model, sizes, args, plan=other_model)),
         "other meaning": refusal(lambda: go(model, sizes, args, plan=good, inputs="local")),
+        "memory": refusal(lambda: go(model, sizes, args, plan=good, memory=100)),
+        "constraints": refusal(lambda: go(model, sizes, args, plan=good, constraints={"up": "column"})),
         "kind": refusal(lambda: go(model, sizes, args, plan=3)),  # type: ignore[arg-type]
         "first call": refusal(lambda: go(model, sizes, plan=other_inputs)(*args)),
         "lazily": refusal(lambda: go(model, sizes, plan=good)(*args)),

@@ -44,6 +44,8 @@ PLANS = {
     "other inputs": ("PlanError", "another program"),
     "other model": ("PlanError", "another model"),
     "other meaning": ("PlanError", "inputs='local'"),
+    "memory": ("PlanError", "bytes a rank"),
+    "constraints": ("PlanError", "leave constraints= out"),
     "kind": ("OptionError", "plan= takes"),
     "first call": ("PlanError", "another program"),
     "lazily": ("nothing", ""),
