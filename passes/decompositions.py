@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import torch_private
+from .trace_random import keep_mask
 
 aten = torch.ops.aten
 
@@ -114,8 +115,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1.0:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    shape = list(x.shape)
-    mask = torch.ops.autopar.bernoulli.default(shape, 1.0 - p, x.dtype, x.device, [0] * len(shape), shape)
+    mask = keep_mask(x, p)
     return x * mask * (1.0 / (1.0 - p)), mask.bool()
 
 

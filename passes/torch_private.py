@@ -51,12 +51,23 @@ __all__ = [
     "trace_graph",
     "tracing_graph",
     "unwrap",
+    "without_saved_tensor_hooks",
     "without_tracing",
     "wrap",
 ]
 
 DATA_DEPENDENT: tuple[type[BaseException], ...] = (DataDependentOutputException, DynamicOutputShapeException)
 """What torch raises when Python asks a fake tensor for a value."""
+
+
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Keep saved tensors as they are inside: hooks such as those of activation checkpointing do nothing."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
 
 
 @contextlib.contextmanager

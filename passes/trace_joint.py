@@ -96,17 +96,22 @@ class Joint:
                 tensor.requires_grad_(want)
             before = [torch_private.unwrap(tensor) for tensor in wrapped]
             state = {name: t for name, kind, t in zip(self.names, self.kinds, wrapped) if kind != "input"}
-            leaves = self._forward(state, iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
+            flat = self._filled(iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
+            with torch_private.swapped_tensors(self.model, state), torch_private.without_saved_tensor_hooks():
+                with TraceOps(self.recorder):
+                    leaves = self._forward(flat)
+                gradients = self._backward(leaves, wrapped)
             results = [torch_private.unwrap(leaf).detach() for leaf in leaves if isinstance(leaf, Tensor)]
-            results += self._backward(leaves, wrapped)
-            results += self._written(wrapped, before, state)
-            return results
+            return [*results, *gradients, *self._written(wrapped, before, state)]
 
-    def _forward(self, state: dict[str, Tensor], tensors: Iterator[Tensor]) -> list[Any]:
+    def _filled(self, tensors: Iterator[Tensor]) -> tuple[Any, Any]:
+        """Return ``(args, kwargs)`` with traced tensors in place of the example inputs."""
         flat = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
-        with torch_private.swapped_tensors(self.model, state), TraceOps(self.recorder):
-            result = self.model(*args, **kwargs)
+        return args, kwargs
+
+    def _forward(self, inputs: tuple[Any, Any]) -> list[Any]:
+        result = self.model(*inputs[0], **inputs[1])
         paths, leaves, self.trace.out_spec = flatten_outputs(result)
         self.trace.leaves = [(p, None if isinstance(x, Tensor) else x) for p, x in zip(paths, leaves)]
         self.trace.tensor_leaves = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]

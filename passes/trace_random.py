@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,24 +20,25 @@ def _dropped(x: Tensor, shape: list[int], p: float) -> Tensor:
     if p == 1.0:
         # Eager draws nothing at all here.
         return x * 0.0
-    order = _memory_order(x) if shape == list(x.shape) else list(range(len(shape)))
-    drawn = [shape[dim] for dim in order]
-    mask: Tensor = torch.ops.autopar.bernoulli.default(drawn, 1.0 - p, x.dtype, x.device, [0] * len(shape), drawn)
-    if order != sorted(order):
-        mask = mask.permute([order.index(dim) for dim in range(len(order))])
-    return x * mask * (1.0 / (1.0 - p))
+    return x * keep_mask(x.new_empty(shape) if shape != list(x.shape) else x, p) * (1.0 / (1.0 - p))
 
 
-def _memory_order(x: Tensor) -> list[int]:
-    """Return the dims of ``x`` from the slowest to the fastest: eager draws a mask that lies as ``x`` does."""
-    strides = torch.empty_like(x).stride()
-    if all(size == 1 or stride == dense for size, stride, dense in zip(x.shape, strides, _dense(x.shape))):
-        return list(range(x.dim()))
-    return sorted(range(x.dim()), key=lambda dim: -strides[dim])
+def keep_mask(like: Tensor, p: float) -> Tensor:
+    """Return a 0/1 mask of the shape and dtype of ``like``, drawn in the order in which eager dropout draws.
+
+    That is the order of the elements in memory: a transposed tensor gets the transposed mask.
+    """
+    order = memory_order(torch.empty_like(like))
+    shape = [like.shape[dim] for dim in order]
+    mask: Tensor = torch.ops.autopar.bernoulli.default(shape, 1.0 - p, like.dtype, like.device, [0] * len(shape), shape)
+    return mask if order == sorted(order) else mask.permute([order.index(dim) for dim in range(len(order))])
 
 
-def _dense(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+def memory_order(x: Tensor) -> list[int]:
+    """Return the dims of ``x``, the one with the longest stride first; dims of size 1 stay where they are."""
+    long = [dim for dim in range(x.dim()) if x.shape[dim] != 1]
+    sorted_long = iter(sorted(long, key=lambda dim: -x.stride(dim)))
+    return [next(sorted_long) if x.shape[dim] != 1 else dim for dim in range(x.dim())]
 
 
 def dropout(flat: FlatViews, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

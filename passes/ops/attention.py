@@ -2,11 +2,13 @@
 
 ``q`` [B, H, L, E], ``k`` [B, G, S, E], ``v`` [B, G, S, D]; query head ``h`` reads key head ``h // (H // G)``. With ``causal``, query ``i``
 stands at position ``offset + i`` and sees keys ``j <= offset + i``: a piece of the queries can then attend to all keys. Results are
-``out`` [B, H, L, D] and ``lse`` [B, H, L], the log of each row's normaliser. A row that sees no key gives zeros.
+``out`` [B, H, L, D] and ``lse`` [B, H, L], the log of each row's normaliser. A row that sees no key gives zeros. ``out`` and the gradients lie in memory as
+[B, L, H, D], so that viewing the heads as one dim copies nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,13 +33,18 @@ def _fake(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, offset: int
 ) -> tuple[Tensor, Tensor]:
     rows = q.shape[:-1]
-    return q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=attention_kernels.lse_dtype(q.dtype))
+    return _like_rows(q, (*rows, v.shape[-1])), q.new_empty(rows, dtype=attention_kernels.lse_dtype(q.dtype))
 
 
 def _fake_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return _like_rows(q, q.shape), _like_rows(k, k.shape), _like_rows(v, v.shape)
+
+
+def _like_rows(x: Tensor, shape: Sequence[int]) -> Tensor:
+    batch, heads, length, width = shape
+    return x.new_empty((batch, length, heads, width)).transpose(1, 2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -26,6 +26,11 @@ def sum_heads(grad: Tensor, like: Tensor) -> Tensor:
     return grad.to(like.dtype)
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """Return ``x`` [B, H, L, D] lying in memory as [B, L, H, D]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def additive_mask(
     mask: Tensor | None, causal: bool, offset: int, q: Tensor, keys: int, dtype: torch.dtype
 ) -> Tensor | None:
@@ -60,7 +65,7 @@ def forward_math(
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
     out = torch.matmul(weights, repeat_heads(v, q.shape[1]).to(dtype))
-    return out.to(q.dtype), lse
+    return in_rows(out.to(q.dtype)), lse
 
 
 def backward_math(
@@ -77,7 +82,7 @@ def backward_math(
     dscores = weights * (dweights - (grad * out.to(dtype)).sum(-1, keepdim=True)) * scale
     dq = torch.matmul(dscores, repeat_heads(k, heads).to(dtype))
     dk = torch.matmul(dscores.transpose(-1, -2), q.to(dtype))
-    return dq.to(q.dtype), sum_heads(dk, k), sum_heads(dv, v)
+    return in_rows(dq.to(q.dtype)), in_rows(sum_heads(dk, k)), in_rows(sum_heads(dv, v))
 
 
 def _plain_causal(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, offset: int) -> bool:
@@ -100,7 +105,7 @@ def forward_cpu(
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, repeat_heads(k, heads), repeat_heads(v, heads), 0.0, plain, attn_mask=bias, scale=scale
     )
-    return out.contiguous(), lse.contiguous()
+    return in_rows(out), lse.contiguous()
 
 
 def backward_cpu(
@@ -116,7 +121,7 @@ def backward_cpu(
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
         grad, q, repeat_heads(k, heads), repeat_heads(v, heads), out, lse, 0.0, plain, attn_mask=bias, scale=scale
     )
-    return dq.contiguous(), sum_heads(dk, k).contiguous(), sum_heads(dv, v).contiguous()
+    return in_rows(dq), in_rows(sum_heads(dk, k)), in_rows(sum_heads(dv, v))
 
 
 def _flash_fits_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int) -> bool:
@@ -134,7 +139,7 @@ def forward_cuda(
     out, lse, *_ = aten._scaled_dot_product_flash_attention.default(
         q, repeat_heads(k, heads), repeat_heads(v, heads), 0.0, causal, False, scale=scale
     )
-    return out.contiguous(), lse.contiguous()
+    return in_rows(out), lse.contiguous()
 
 
 def backward_cuda(
@@ -151,4 +156,4 @@ def backward_cuda(
         grad, q, repeat_heads(k, heads), repeat_heads(v, heads), out, lse, None, None, q.shape[2], k.shape[2],
         0.0, causal, seed, unused, scale=scale,
     )  # fmt: skip
-    return dq.contiguous(), sum_heads(dk, k).contiguous(), sum_heads(dv, v).contiguous()
+    return in_rows(dq), in_rows(sum_heads(dk, k)), in_rows(sum_heads(dv, v))
