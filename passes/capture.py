@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import CaptureError
 
 from . import torch_private
+from .check_trace import check_trace
 from .clean_graph import clean_graph
 from .decompositions import decomposition_table
 from .program import Input, Output, Program
@@ -33,7 +34,7 @@ def capture(
         training: trace the backward too; by default when the module is in training mode and gradients are enabled.
 
     Raises:
-        CaptureError: the inputs do not fit the model, or the model can't be traced whole; the message names the user's line.
+        CaptureError: the inputs do not fit the model, or it can't be traced whole; the message names the user's line.
     """
     kwargs = dict(kwargs or {})
     _check_arguments(model, args, kwargs)
@@ -45,7 +46,8 @@ def capture(
         training = model.training and torch.is_grad_enabled()
     inputs = [role for role, _ in roles]
     wants = [training and role.requires_grad for role in inputs]
-    names, kinds = [role.name for role in inputs], [role.kind for role in inputs]
+    names = [role.name for role in inputs]
+    kinds: list[str] = [role.kind for role in inputs]
 
     def joint() -> Joint:
         return Joint(model, names, kinds, in_spec, leaves, wants)
@@ -56,6 +58,7 @@ def capture(
         # Many models look at values only when they are not compiled, to save work.
         with torch_private.as_if_compiling():
             trace = _traced_or_refused(joint(), tensors)
+    check_trace(trace, model, names)
     return _program(trace, inputs, wants, leaves, in_spec)
 
 
@@ -82,7 +85,7 @@ def _check_arguments(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Non
 
 
 def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return ``(path, leaf)`` of every input leaf in pytree's order, with paths such as ``args[0]`` or ``kwargs['x']``."""
+    """Return ``(path, leaf)`` of every input leaf in pytree's order; a path is ``args[0]`` or ``kwargs['x']``."""
     out = []
     for i, value in enumerate(args):
         out += _below(f"args[{i}]", value)
@@ -158,7 +161,9 @@ def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
         try:
             joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
-        except (CaptureError, *torch_private.DATA_DEPENDENT):
+        except CaptureError:
+            raise
+        except torch_private.DATA_DEPENDENT:
             raise
         except Exception as error:
             line = raising_line(error.__traceback__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -77,7 +77,7 @@ class _Cleaner:
 
     def _rebuilt(self, node: fx.Node) -> fx.Node:
         if node.op == "get_attr":
-            return self._finish(self.graph.get_attr(node.target), node)
+            return self._finish(self.graph.get_attr(str(node.target)), node)
         args, kwargs = self._map(node.args), self._map(node.kwargs)
         same = _same_as(node, args)
         if same is not None:
@@ -88,14 +88,16 @@ class _Cleaner:
 
     def _view(self, node: fx.Node, args: Any) -> fx.Node:
         """Rebuild a view: of the first of a chain of views, and of a sum that drops what the view drops."""
-        source, shape = args[0], list(node.meta["val"].shape)
-        while source.target in _VIEW:
+        source: fx.Node = args[0]
+        shape = list(node.meta["val"].shape)
+        while source.target in _VIEW and isinstance(source.args[0], fx.Node):
             source = source.args[0]
         if list(source.meta["val"].shape) == shape:
             return source
         if source.target is aten.sum.dim_IntList and len(source.args) == 3 and source.args[2]:
-            summed = source.args[0].meta["val"]
-            dims = {dim % summed.dim() for dim in source.args[1]}
+            operand, listed = cast(Any, source.args[:2])
+            summed = operand.meta["val"]
+            dims = {dim % summed.dim() for dim in listed}
             if [size for dim, size in enumerate(summed.shape) if dim not in dims] == shape:
                 return self._emit(node, source.target, source.args[:2], source.kwargs)
         return self._emit(node, node.target, (source, shape), {})
@@ -117,7 +119,8 @@ class _Cleaner:
         for field in _META:
             made.meta[field] = node.meta.get(field, "")
         made.meta["val"] = node.meta["val"]
-        forward = self.new.get(node.meta.get("forward_node"))
+        raw_forward = node.meta.get("forward_node")
+        forward = self.new.get(raw_forward) if isinstance(raw_forward, fx.Node) else None
         if isinstance(forward, fx.Node) and forward.op == "call_function":
             made.meta["forward_node"] = forward.name
         return made

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import torch_private
+from .trace_loss import widen
 from .trace_random import keep_mask
 
 aten = torch.ops.aten
@@ -36,10 +37,6 @@ def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
     return [d % max(x.dim(), 1) for d in ([dim] if isinstance(dim, int) else dim)] if x.dim() else []
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _count(x: Tensor, dims: Sequence[int]) -> int:
     return math.prod(x.shape[d] for d in dims)
 
@@ -47,7 +44,7 @@ def _count(x: Tensor, dims: Sequence[int]) -> int:
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Write a mean as a sum times one over the number of elements."""
     dims = _dims(x, dim)
-    wide = _wide(x if dtype is None else x.to(dtype))
+    wide = widen(x if dtype is None else x.to(dtype))
     if not dims:
         return wide.to(dtype or x.dtype)
     count = _count(x, dims)
@@ -59,7 +56,7 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     """Write a variance and a mean as two sums."""
     dims = _dims(x, dim)
-    wide = _wide(x)
+    wide = widen(x)
     count = _count(x, dims)
     free = count - (1.0 if correction is None else correction)
     center = wide.sum(dims, True) * (1.0 / count if count else math.nan) if dims else wide

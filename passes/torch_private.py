@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
@@ -17,8 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch._subclasses.functional_tensor import disable_functional_mode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -51,7 +51,7 @@ __all__ = [
     "trace_graph",
     "tracing_graph",
     "unwrap",
-    "without_saved_tensor_hooks",
+    "without_checkpoints",
     "without_tracing",
     "wrap",
 ]
@@ -60,13 +60,24 @@ DATA_DEPENDENT: tuple[type[BaseException], ...] = (DataDependentOutputException,
 """What torch raises when Python asks a fake tensor for a value."""
 
 
+class _PlainCheckpoint:
+    """Stands for ``CheckpointFunction`` while a model is traced: runs the function once, like any other."""
+
+    @staticmethod
+    def apply(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
 @contextlib.contextmanager
-def without_saved_tensor_hooks() -> Iterator[None]:
-    """Keep saved tensors as they are inside: hooks such as those of activation checkpointing do nothing."""
+def without_checkpoints() -> Iterator[None]:
+    """Make activation checkpointing do nothing inside: what is computed again is a plan's choice, not the trace's."""
     before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    checkpoint_function = torch.utils.checkpoint.CheckpointFunction
+    torch.utils.checkpoint.CheckpointFunction = _PlainCheckpoint  # type: ignore[assignment,misc]
     try:
         yield
     finally:
+        torch.utils.checkpoint.CheckpointFunction = checkpoint_function  # type: ignore[misc]
         torch._C._autograd._saved_tensors_hooks_set_tracing(before)
 
 
@@ -133,7 +144,7 @@ def constant_of(target: str) -> Tensor | None:
     """Return the value of an attribute of the graph that is being traced; None if it is not known."""
     mode = get_proxy_mode()
     assert mode is not None, "no graph is being traced"
-    value = getattr(mode.tracer.root, target, None)
+    value = getattr(getattr(mode.tracer, "root", None), target, None)
     value = value.constant if isinstance(value, FakeTensor) else value
     return value if isinstance(value, Tensor) else None
 
@@ -150,14 +161,14 @@ def unwrap(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def swapped_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Put ``tensors`` in place of the module's parameters and buffers; tied ones follow. Afterwards the dict holds new buffers."""
+    """Put ``tensors`` in place of parameters and buffers, tied ones included; afterwards the dict holds new buffers."""
     with _reparametrize_module(module, tensors, tie_weights=True):
         yield
 
 
 def last_forward_sequence() -> int:
     """Return the sequence number of the last autograd node that was made."""
-    return int(torch.autograd._get_sequence_nr()) - 1
+    return int(torch._C._autograd._get_sequence_nr()) - 1
 
 
 def current_backward_sequence() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,5 +89,5 @@ def _apart(
     return result
 
 
-REWRITES = {F.scaled_dot_product_attention: attention}
+REWRITES: dict[Any, Callable[..., Any]] = {F.scaled_dot_product_attention: attention}
 """Torch function -> its rewrite."""

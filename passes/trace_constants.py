@@ -13,7 +13,8 @@ from . import torch_private
 from .clean_graph import is_random
 
 READS = frozenset({
-    Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__, Tensor.item, Tensor.tolist,
+    Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__,
+    Tensor.item, Tensor.tolist,
 })  # fmt: skip
 """Torch functions that hand a tensor's value to Python."""
 
@@ -60,7 +61,8 @@ class Constants:
         if node.op != "call_function" or is_random(node) or sum(sizes) > _MOST_ELEMENTS:
             return None
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._values[n])
-        return node.target(*args, **kwargs)
+        function: Any = node.target
+        return function(*args, **kwargs)
 
 
 def _in_order(node: fx.Node, known: dict[fx.Node, Any]) -> list[fx.Node]:

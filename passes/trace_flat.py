@@ -1,7 +1,7 @@
 """Views that merge the leading dims, followed so that nothing after them has to work on the merged dim.
 
-Many models write ``x.view(-1, width)``, multiply, and view back. The merged dim would hide batch and sequence from everything
-that splits the graph, so the product is taken on the tensor before the view; viewing back then finds it.
+Many models write ``x.view(-1, width)``, multiply, and view back. The merged dim would hide batch and sequence from
+everything that splits the graph, so the product is taken on the tensor before the view; viewing back then finds it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CASTS = frozenset({Tensor.to, Tensor.float, Tensor.long, Tensor.contiguous, Ten
 
 
 class FlatView(NamedTuple):
-    """``flat`` is ``whole`` with its leading ``merged`` dims as one; the versions tell whether either was written to."""
+    """``flat`` is ``whole`` with its leading ``merged`` dims as one; the versions tell whether one was written to."""
 
     flat: Tensor
     whole: Tensor
@@ -31,7 +31,7 @@ class FlatViews:
         self._views: dict[int, FlatView] = {}
 
     def whole(self, flat: Any) -> tuple[Tensor, int] | None:
-        """Return the tensor that ``flat`` is a view of and how many leading dims it merges; None if it is no such view."""
+        """Return the tensor that ``flat`` is a view of and how many leading dims it merges; None if it is none."""
         view = self._views.get(id(flat))
         if view is None or view.versions != (view.flat._version, view.whole._version):
             return None

@@ -34,6 +34,7 @@ class RawTrace:
         tangents: positions of the leaves that have a tangent, in the order of their placeholders.
         gradients: positions, among the arguments, that have a gradient.
         written: names of the buffers that have a new value.
+        missing: positions, among the arguments that want a gradient, of those that have none.
     """
 
     graph_module: fx.GraphModule
@@ -44,6 +45,7 @@ class RawTrace:
     tangents: list[int] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
 
 
 class Joint:
@@ -80,28 +82,29 @@ class Joint:
             for module, (attributes, parameters, buffers, children) in zip(modules, before):
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
-                for now, then in (
+                pairs: Any = (
                     (module._parameters, parameters),
                     (module._buffers, buffers),
                     (module._modules, children),
-                ):
+                )
+                for now, then in pairs:
                     now.clear()
                     now.update(then)
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Run forward and backward on traced tensors; return the raw graph's outputs."""
         with self.recorder.watching(torch_private.tracing_graph()), torch.set_grad_enabled(any(self.wants)):
-            wrapped = [torch_private.wrap(a.detach()) for a in arguments]
+            wrapped = [torch_private.wrap(a) for a in arguments]
             for tensor, want in zip(wrapped, self.wants):
                 tensor.requires_grad_(want)
             before = [torch_private.unwrap(tensor) for tensor in wrapped]
             state = {name: t for name, kind, t in zip(self.names, self.kinds, wrapped) if kind != "input"}
             flat = self._filled(iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
-            with torch_private.swapped_tensors(self.model, state), torch_private.without_saved_tensor_hooks():
+            with torch_private.swapped_tensors(self.model, state), torch_private.without_checkpoints():
                 with TraceOps(self.recorder):
                     leaves = self._forward(flat)
                 gradients = self._backward(leaves, wrapped)
-            results = [torch_private.unwrap(leaf).detach() for leaf in leaves if isinstance(leaf, Tensor)]
+            results = [torch_private.unwrap(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
             return [*results, *gradients, *self._written(wrapped, before, state)]
 
     def _filled(self, tensors: Iterator[Tensor]) -> tuple[Any, Any]:
@@ -133,6 +136,7 @@ class Joint:
             [leaves[i] for i in trace.tangents], [wrapped[i] for i in wanted], tangents, allow_unused=True
         )
         trace.gradients = [i for i, grad in zip(wanted, grads) if grad is not None]
+        trace.missing = [i for i, grad in zip(wanted, grads) if grad is None]
         return [torch_private.unwrap(grad) for grad in grads if grad is not None]
 
     def _written(self, wrapped: list[Tensor], before: list[Tensor], state: dict[str, Tensor]) -> list[Tensor]:
@@ -145,7 +149,7 @@ class Joint:
             if kind != "buffer":
                 raise CaptureError(_written_message(kind, name))
             self.trace.written.append(name)
-            results.append(new.detach())
+            results.append(new)
         return results
 
 

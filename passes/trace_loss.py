@@ -1,11 +1,12 @@
 """Softmax and the losses on it are traced as maxima, sums and gathers, so that each can be split over its classes.
 
-Their gradients are written out: they read what the forward leaves anyway, and no reduction hides in them. Arithmetic on 16 bit
-floats is done in float32, as torch's own kernels do it.
+Their gradients are written out: they read what the forward leaves anyway, and no reduction hides in them. Arithmetic on
+16 bit floats is done in float32, as torch's own kernels do it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,17 +15,16 @@ from torch import Tensor
 
 from .trace_flat import FlatViews
 
-_HALF = (torch.float16, torch.bfloat16)
 
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _HALF else x
+def widen(x: Tensor) -> Tensor:
+    """Return a 16 bit float tensor in float32, any other as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-        wide = _wide(x)
+        wide = widen(x)
         powers = torch.exp(wide - wide.amax(dim, keepdim=True))
         result = (powers / powers.sum(dim, keepdim=True)).to(x.dtype)
         ctx.dim = dim
@@ -34,15 +34,15 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (result,) = ctx.saved_tensors
-        weighted = _wide(grad) * _wide(result)
-        back = weighted - _wide(result) * weighted.sum(ctx.dim, keepdim=True)
+        weighted = widen(grad) * widen(result)
+        back = weighted - widen(result) * weighted.sum(ctx.dim, keepdim=True)
         return back.to(result.dtype), None
 
 
 class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-        wide = _wide(x)
+        wide = widen(x)
         shifted = wide - wide.amax(dim, keepdim=True)
         result = (shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))).to(x.dtype)
         ctx.dim = dim
@@ -52,8 +52,8 @@ class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (result,) = ctx.saved_tensors
-        wide = _wide(grad)
-        back = wide - torch.exp(_wide(result)) * wide.sum(ctx.dim, keepdim=True)
+        wide = widen(grad)
+        back = wide - torch.exp(widen(result)) * wide.sum(ctx.dim, keepdim=True)
         return back.to(result.dtype), None
 
 
@@ -62,7 +62,7 @@ class _PickedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, index: Tensor, dim: int) -> Tensor:
-        wide = _wide(logits)
+        wide = widen(logits)
         shifted = wide - wide.amax(dim, keepdim=True)
         powers = torch.exp(shifted)
         total = powers.sum(dim, keepdim=True)
@@ -198,7 +198,7 @@ def _weighted_loss(
     smoothing: float,
 ) -> Tensor:
     ignored, index = _safe_target(target, dim, ignore_index)
-    wide = _wide(log_probs)
+    wide = widen(log_probs)
     share = ignored.logical_not().to(wide.dtype)
     each = -torch.gather(wide, dim, index)
     if weight is not None:
@@ -227,7 +227,7 @@ def _from_probabilities(
     dim = 1 if input.dim() > 1 else 0
     if smoothing > 0.0:
         target = target * (1.0 - smoothing) + smoothing / input.shape[dim]
-    each = -_wide(log_softmax_of(input, dim)) * _wide(target)
+    each = -widen(log_softmax_of(input, dim)) * widen(target)
     if weight is not None:
         each = each * _along(weight.to(each.dtype), dim, each.dim())
     each = each.sum(dim)
@@ -237,7 +237,7 @@ def _from_probabilities(
     return each.to(input.dtype)
 
 
-REWRITES = {
+REWRITES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax), softmax),
     **dict.fromkeys((torch.log_softmax, Tensor.log_softmax, F.log_softmax, torch.special.log_softmax), log_softmax),
     F.cross_entropy: cross_entropy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def matmul(flat: FlatViews, input: Tensor, other: Tensor, *, out: Tensor | None 
     lead_a, lead_b = input.shape[:-2], other.shape[:-2]
     lead = torch.broadcast_shapes(lead_a, lead_b)
     names = _LETTERS[: len(lead)]
-    i, k, j = _LETTERS[len(lead) : len(lead) + 3]
+    i, k, j = list(_LETTERS[len(lead) : len(lead) + 3])
     a, batch_a = _squeeze_broadcast(input, lead_a, lead, names)
     b, batch_b = _squeeze_broadcast(other, lead_b, lead, names)
     rows = i if input.dim() > 1 else ""
@@ -102,7 +103,7 @@ def einsum(flat: FlatViews, equation: Any, *operands: Any) -> Any:
     left, _, right = text.partition(",")
     right, arrow, out = right.partition("->")
     if not arrow:
-        out = "".join(sorted((x for x in letters if (left + right).count(letters[x]) == 1)))
+        out = "".join(sorted(x for x in letters if (left + right).count(letters[x]) == 1))
         out = "".join(letters[x] for x in out)
     if any(len(set(part)) != len(part) for part in (left, right, out)) or set(out) - set(left + right):
         return NotImplemented
@@ -143,12 +144,12 @@ def _method_addmm(
     return addmm(flat, input, mat1, mat2, beta=beta, alpha=alpha)
 
 
-REWRITES = {
+REWRITES: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     **dict.fromkeys(
         (
-            torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, torch.mv, Tensor.mv,
-            torch.dot, Tensor.dot, torch.linalg.matmul,
+            torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm,
+            torch.mv, Tensor.mv, torch.dot, Tensor.dot, torch.linalg.matmul,
         ),
         matmul,
     ),

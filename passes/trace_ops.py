@@ -1,8 +1,8 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function a family. A rewrite returns
-``NotImplemented`` where it does not apply; the function then runs as it is. Functions of ``torch.nn.functional`` that are
-written in Python are entered, so that what they call is seen too.
+``trace_matmul``, ``trace_attention``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function a family. A
+rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is. Functions of
+``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class TraceOps(TorchFunctionMode):
         outermost = not self.recorder.source
         if outermost:
             self.recorder.source = self.recorder.at_user_line()
+            self.recorder.differentiable = torch.is_grad_enabled()
         try:
             return self._call(func, *_on_cpu(func, args, kwargs))
         finally:
@@ -76,7 +77,7 @@ class TraceOps(TorchFunctionMode):
 @lru_cache(maxsize=512)
 def _without_guards(func: FunctionType) -> FunctionType:
     """Return ``func`` with its own look-out for torch function modes switched off; what it calls is still seen."""
-    scope = {**func.__globals__, **{guard: _never for guard in _GUARDS}}
+    scope = {**func.__globals__, **dict.fromkeys(_GUARDS, _never)}
     entered = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     entered.__kwdefaults__ = func.__kwdefaults__
     return entered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
 def memory_order(x: Tensor) -> list[int]:
     """Return the dims of ``x``, the one with the longest stride first; dims of size 1 stay where they are."""
     long = [dim for dim in range(x.dim()) if x.shape[dim] != 1]
-    sorted_long = iter(sorted(long, key=lambda dim: -x.stride(dim)))
+    sorted_long = iter(sorted(long, key=lambda dim: x.stride()[dim], reverse=True))
     return [next(sorted_long) if x.shape[dim] != 1 else dim for dim in range(x.dim())]
 
 
@@ -64,7 +65,7 @@ def _inplace_dropout(flat: FlatViews, input: Tensor, p: float, train: bool) -> A
     return dropout(flat, input, p, train, True)
 
 
-REWRITES = {
+REWRITES: dict[Any, Callable[..., Any]] = {
     F.dropout: dropout,
     torch.dropout: dropout,
     torch.dropout_: _inplace_dropout,

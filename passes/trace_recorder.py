@@ -1,4 +1,4 @@
-"""What is known about each traced node: phase, module path, the user's line, and the forward node of a backward node."""
+"""What is known about each traced node: phase, module path, the user's line, the forward node of a backward one."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ class TraceRecorder:
     Attributes:
         source: the user's line that runs now.
         phase: ``"forward"`` or ``"backward"``.
+        differentiable: gradients are enabled in the user's code.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.source = ""
         self.phase = "forward"
+        self.differentiable = True
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._stack: list[str] = [""]
         self._forward_by_sequence: dict[int, fx.Node] = {}
@@ -97,6 +99,7 @@ class TraceRecorder:
         node.meta["phase"] = self.phase
         if self.phase == "forward":
             node.meta["module"], node.meta["source"] = self._stack[-1], self.source
+            node.meta["differentiable"] = self.differentiable
             if node.op == "call_function":
                 self._forward_by_sequence.setdefault(torch_private.last_forward_sequence(), node)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,12 +87,16 @@ def run_eager(program: Program, model: nn.Module, args: Any, kwargs: Any, seed: 
     return step
 
 
+def _named(name: str) -> Callable[[str], str]:
+    return lambda message: f"{name}: {message}"
+
+
 def assert_same_step(one: Step, other: Step, rtol: float = 1e-4, atol: float = 1e-5) -> None:
     """Assert that two steps agree; gradients to within ``atol`` of the largest gradient of the step."""
     assert one.outputs.keys() == other.outputs.keys()
     for index, value in one.outputs.items():
         if isinstance(value, Tensor):
-            torch.testing.assert_close(value, other.outputs[index], rtol=rtol, atol=atol, msg=lambda m: f"{index}: {m}")
+            torch.testing.assert_close(value, other.outputs[index], rtol=rtol, atol=atol, msg=_named(str(index)))
         else:
             assert value == other.outputs[index]
     assert one.gradients.keys() == other.gradients.keys()
@@ -101,7 +106,7 @@ def assert_same_step(one: Step, other: Step, rtol: float = 1e-4, atol: float = 1
         assert (grad is None) == (twin is None), f"{name}: {grad} against {twin}"
         if grad is not None:
             near = atol * max(1.0, largest)
-            torch.testing.assert_close(grad, twin, rtol=rtol, atol=near, msg=lambda m: f"gradient of {name}: {m}")
+            torch.testing.assert_close(grad, twin, rtol=rtol, atol=near, msg=_named(f"gradient of {name}"))
     assert one.buffers.keys() == other.buffers.keys()
     for name, buffer in one.buffers.items():
         torch.testing.assert_close(buffer, other.buffers[name], rtol=rtol, atol=atol)

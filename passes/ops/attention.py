@@ -1,9 +1,10 @@
 """``autopar::attention``: scaled dot product attention kept whole, the same op on every device.
 
-``q`` [B, H, L, E], ``k`` [B, G, S, E], ``v`` [B, G, S, D]; query head ``h`` reads key head ``h // (H // G)``. With ``causal``, query ``i``
-stands at position ``offset + i`` and sees keys ``j <= offset + i``: a piece of the queries can then attend to all keys. Results are
-``out`` [B, H, L, D] and ``lse`` [B, H, L], the log of each row's normaliser. A row that sees no key gives zeros. ``out`` and the gradients lie in memory as
-[B, L, H, D], so that viewing the heads as one dim copies nothing.
+``q`` [B, H, L, E], ``k`` [B, G, S, E], ``v`` [B, G, S, D]; query head ``h`` reads key head ``h // (H // G)``. With
+``causal``, query ``i`` stands at position ``offset + i`` and sees keys ``j <= offset + i``: a piece of the queries can
+then attend to all keys. Results are ``out`` [B, H, L, D] and ``lse`` [B, H, L], the log of each row's normaliser. A row
+that sees no key gives zeros. ``out`` and the gradients lie in memory as [B, L, H, D], so that viewing the heads as one
+dim copies nothing.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def in_rows(x: Tensor) -> Tensor:
 def additive_mask(
     mask: Tensor | None, causal: bool, offset: int, q: Tensor, keys: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """Return what is added to the scores for the mask and causality together, broadcastable to [B, H, L, S]; None for nothing."""
+    """Return what mask and causality add to the scores, broadcastable to [B, H, L, S]; None for nothing."""
     bias = None
     if mask is not None and mask.dtype == torch.bool:
         bias = torch.zeros(mask.shape, dtype=dtype, device=q.device).masked_fill_(~mask, -torch.inf)

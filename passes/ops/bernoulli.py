@@ -1,7 +1,7 @@
 """``autopar::bernoulli``: a piece of the 0/1 mask that dropout draws on one device.
 
-The whole mask is drawn from the default generator, then cut, so that a rank's randomness is a function of the global element and a
-split program drops what an unsplit one drops.
+The whole mask is drawn from the default generator, then cut, so that a rank's randomness is a function of the global
+element and a split program drops what an unsplit one drops. ``p`` is the probability of a one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``autopar::contract``: an einsum of two operands, which keeps every dim of a matrix product in sight.
 
-A letter stands for one dim of one size. No operand repeats a letter; a letter that the result lacks is in both operands and is
-summed. Gradients of a contraction are contractions, so the op is closed under differentiation.
+A letter stands for one dim of one size. No operand repeats a letter; a letter that the result lacks is in both operands
+and is summed. Gradients of a contraction are contractions, so the op is closed under differentiation.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ def result_shape(a: Tensor, b: Tensor, equation: str) -> list[int]:
     """Return the shape of a contraction's result.
 
     Raises:
-        AutoparError: the operands do not have the equation's dims, or a letter has two sizes.
+        AutoparError: the operands do not have the equation's dims, a letter has two sizes, or the dtypes differ.
     """
     left, right, out = parse_equation(equation)
+    if a.dtype != b.dtype:
+        raise AutoparError(f"contract {equation!r} got operands of dtypes {a.dtype} and {b.dtype}; cast one of them")
     sizes: dict[str, int] = {}
     for letters, operand in ((left, a), (right, b)):
         if len(letters) != operand.dim():

@@ -272,7 +272,7 @@ def test_autocast() -> None:
 
 
 def test_no_grad_and_training_argument() -> None:
-    """``torch.no_grad`` and ``training=False`` give a forward-only program; ``training=True`` a joint one of an eval model."""
+    """``torch.no_grad`` and ``training=False`` give a forward-only program, ``training=True`` a joint one."""
     model, args = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), (torch.randn(2, 3),)
     with torch.no_grad():
         assert not capture(model, args).training

@@ -1,0 +1,183 @@
+"""Each refusal of capture names the user's own line, what was found and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import CaptureError
+from autopar.passes.capture import capture
+
+
+class Lambda(nn.Module):
+    """A module of one function and one square layer."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.gate = nn.Parameter(torch.ones(4))
+        self.register_buffer("table", torch.ones(4))
+        self.function = function
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Any:
+        return self.function(self, x * scale)
+
+
+def refused(function: Any, *args: Any, **kwargs: Any) -> str:
+    """Return the message with which capture refuses a function."""
+    with pytest.raises(CaptureError) as error:
+        capture(Lambda(function), args or (torch.randn(3, 4),), kwargs)
+    return str(error.value)
+
+
+def branch(module: Any, x: Tensor) -> Tensor:
+    if module.layer(x).sum() > 0:  # the line
+        return x
+    return -module.layer(x)
+
+
+def item(module: Any, x: Tensor) -> Tensor:
+    count = int(x.max().item())  # the line
+    return module.layer(x) * count
+
+
+def tolist(module: Any, x: Tensor) -> Tensor:
+    return module.layer(x) * x[0].tolist()[0]  # the line
+
+
+def nonzero(module: Any, x: Tensor) -> Tensor:
+    y = module.layer(x)
+    return y[y > 0].sum()  # the line
+
+
+@pytest.mark.parametrize("function", [branch, item, tolist, nonzero], ids=lambda f: f.__name__)
+def test_data_dependent(function: Any) -> None:
+    """A branch on data, a value read, or a shape that depends on data: the user's line and a way out."""
+    message = refused(function)
+    lines, first = inspect.getsourcelines(function)
+    number = first + next(i for i, line in enumerate(lines) if "# the line" in line)
+    assert f"{__file__}:{number}: " in message
+    assert "needs the value of a tensor" in message and "torch.where" in message
+
+
+def test_constant_branch_is_fine() -> None:
+    """Reading a value that depends on no input is allowed, and costs no node."""
+
+    def run(module: Any, x: Tensor) -> Tensor:
+        steps = torch.arange(4)
+        scale = 2.0 if (steps[-1] == 3).all() else 100.0
+        return (module.layer(x) * scale * int(steps.sum()) * torch.tensor([3.0]).item()).sum()
+
+    program = capture(Lambda(run), (torch.randn(3, 4),))
+    assert not any("arange" in str(node.target) for node in program.ops())
+    assert any(2.0 in node.args for node in program.ops())
+
+
+def test_arity() -> None:
+    """Missing, extra or unknown arguments are refused with the signature."""
+    assert re.search(r"inputs \(\) do not fit Lambda.forward.*missing.*'x'", _refused_call(()))
+    assert "too many positional arguments" in _refused_call((torch.ones(4), 1.0, 2.0))
+    assert "unexpected keyword argument 'nope'" in _refused_call((torch.ones(4),), nope=1)
+
+
+def _refused_call(args: Any, **kwargs: Any) -> str:
+    with pytest.raises(CaptureError) as error:
+        capture(Lambda(lambda module, x: module.layer(x)), args, kwargs)
+    return str(error.value)
+
+
+def test_types() -> None:
+    """A bare tensor instead of a tuple, numpy arrays, and what the model itself can't take."""
+    assert "must be a tuple" in _refused_call(torch.ones(4)) and "(x,)" in _refused_call(torch.ones(4))
+    message = _refused_call((numpy.ones(4, dtype=numpy.float32),))
+    assert "args[0] is a ndarray of numpy" in message and "torch.as_tensor" in message
+    message = _refused_call((torch.ones(3, 4, dtype=torch.float64),))
+    assert "test_capture_errors.py:" in message and "float64" in message and "Check that the model runs" in message
+    message = _refused_call((torch.ones(3, 5),))
+    assert "two sizes" in message and "(3, 5)" in message
+    assert "TypeError" in _refused_call(("text",))
+
+
+def test_devices() -> None:
+    """Model and inputs on two devices are refused; meta goes with everything."""
+
+    class Elsewhere(torch.Tensor):
+        @property
+        def device(self) -> torch.device:  # type: ignore[override]
+            return torch.device("cuda")
+
+    x = torch.ones(3, 4).as_subclass(Elsewhere)
+    message = _refused_call((x,))
+    assert "parameter gate is on cpu; input args[0] is on cuda" in message and ".to(device)" in message
+    capture(Lambda(lambda module, x: module.layer(x)), (torch.ones(3, 4, device="meta"),))
+
+
+def test_write_into_input_or_parameter() -> None:
+    """A model that writes into its input or a parameter is refused."""
+
+    def into_input(module: Any, x: Tensor) -> Tensor:
+        return module.layer(x.add_(1.0))
+
+    class Direct(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.add_(1.0).sum()
+
+    with pytest.raises(CaptureError, match=r"writes into its input args\[0\]"):
+        capture(Direct(), (torch.ones(3),))
+
+    def into_parameter(module: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            module.layer.weight.clamp_(-1.0, 1.0)
+        return module.layer(x).sum()
+
+    message = refused(into_parameter)
+    assert "writes into its parameter layer.weight" in message and "buffer" in message
+    capture(Lambda(into_input), (torch.ones(3, 4),))
+
+
+def test_parameter_reached_past_its_module() -> None:
+    """A parameter that the model reads from a closure would be a constant: refused, with its name."""
+    model = Lambda(None)
+    kept = [model.layer.weight]
+    model.function = lambda module, x: (x @ kept[0]).sum()
+    with pytest.raises(CaptureError, match=r"layer.weight was reached past its module at .*test_capture_errors.py"):
+        capture(model, (torch.randn(3, 4),))
+
+
+def test_lost_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that autograd loses is refused, not taken for zero."""
+    grad = torch.autograd.grad
+
+    def lossy(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> list[Tensor | None]:
+        return [None, *grad(outputs, inputs, *args, **kwargs)[1:]]
+
+    monkeypatch.setattr(torch.autograd, "grad", lossy)
+    message = refused(lambda module, x: (module.layer(x) * module.gate).sum())
+    assert message.startswith("gate wants a gradient and reaches the output at ") and "detach" in message
+
+
+def test_gradients_that_are_meant_to_be_missing() -> None:
+    """What is detached, used without gradients, or has no gradient by a custom function, has none."""
+
+    class OnlyFirst(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad, None
+
+    def run(module: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = module.gate * 2
+        return (OnlyFirst.apply(module.layer(x), module.gate) * module.gate.detach() + shift).sum()
+
+    program = capture(Lambda(run), (torch.randn(3, 4),))
+    assert {role.name: role.node for role in program.outputs if role.kind == "gradient"}["gate"] is None
