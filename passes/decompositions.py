@@ -31,6 +31,13 @@ _FROM_TORCH: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+_NORMS = (
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit_no_training.default, aten.native_group_norm.default,
+)  # fmt: skip
+
+
 def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.dim()))
@@ -116,10 +123,21 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
     return x * mask * (1.0 / (1.0 - p)), mask.bool()
 
 
+def _in_memory_format(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` with its first result lying in memory as torch's kernels leave it, not as the input lies."""
+
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result, *rest = function(x, *args, **kwargs)
+        return (result.contiguous(memory_format=torch_private.suggest_memory_format(x)), *rest)
+
+    return run
+
+
 @cache
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Return ATen op -> function that writes it in simpler ops."""
     table: dict[Any, Callable[..., Any]] = dict(torch_private.get_decompositions(_FROM_TORCH))
+    table |= {op: _in_memory_format(function) for op, function in table.items() if op in _NORMS}
     table |= {
         aten.mean.default: mean,
         aten.mean.dim: mean,

@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -47,6 +48,7 @@ __all__ = [
     "outside_of_trace",
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
+    "suggest_memory_format",
     "swapped_tensors",
     "trace_graph",
     "tracing_graph",

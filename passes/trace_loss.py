@@ -1,7 +1,7 @@
 """Softmax and the losses on it are traced as maxima, sums and gathers, so that each can be split over its classes.
 
 Their gradients are written out: they read what the forward leaves anyway, and no reduction hides in them. Arithmetic on
-16 bit floats is done in float32, as torch's own kernels do it.
+16 bit floats is done in float32, and results are contiguous, as those of torch's own kernels are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Softmax(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
         wide = widen(x)
         powers = torch.exp(wide - wide.amax(dim, keepdim=True))
-        result = (powers / powers.sum(dim, keepdim=True)).to(x.dtype)
+        result = (powers / powers.sum(dim, keepdim=True)).to(x.dtype).contiguous()
         ctx.dim = dim
         ctx.save_for_backward(result)
         return result
@@ -44,7 +44,7 @@ class _LogSoftmax(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
         wide = widen(x)
         shifted = wide - wide.amax(dim, keepdim=True)
-        result = (shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))).to(x.dtype)
+        result = (shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))).to(x.dtype).contiguous()
         ctx.dim = dim
         ctx.save_for_backward(result)
         return result

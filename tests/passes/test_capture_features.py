@@ -292,3 +292,17 @@ def test_torch_modules() -> None:
     compare(nn.MultiheadAttention(8, 2, batch_first=True), *(torch.randn(2, 5, 8) for _ in range(3)))
     compare(nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.LogSoftmax(0)), torch.randn(3, 4))
     compare(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.3, inplace=True)), torch.randn(6, 4))
+
+
+def test_dropout_draws_in_memory_order() -> None:
+    """Masks equal eager ones after ops that keep, drop or permute the order of elements in memory."""
+
+    def run(layer: nn.Module, x: Tensor) -> Tensor:
+        x = layer(x)
+        x = F.dropout(x.transpose(0, 1), 0.5) + F.dropout(x, 0.5).transpose(0, 1)
+        x = F.dropout(F.batch_norm(x.transpose(1, 2), None, None, training=True), 0.5)
+        x = F.dropout(x.transpose(1, 2).softmax(-1), 0.5) * F.dropout1d(x.transpose(1, 2), 0.5)
+        x = F.dropout(torch.einsum("abc,dc->bda", x, layer.weight), 0.5)
+        return F.dropout(x[:1].expand(3, -1, -1), 0.5).cumsum(0) * F.group_norm(x, 2).mean()
+
+    compare(Lambda(run), torch.randn(2, 4, 6))
