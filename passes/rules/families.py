@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES: tuple[str, ...] = ()
+FAMILIES: tuple[str, ...] = (
+    "contract",
+    "elementwise",
+    "reductions",
+    "views",
+    "slicing",
+    "factories",
+    "indexing",
+    "norms",
+    "attention",
+)
 """Module names below ``autopar.passes.rules``, one an op family."""
 
 
