@@ -13,6 +13,7 @@ _WHERE = {
     "parallelize": "api",
     "plan": "api",
     "verify": "verification",
+    "Cluster": "cluster",
     "Mesh": "mesh",
     "Plan": "plans",
     "AutoparError": "errors",
@@ -58,6 +59,7 @@ sys.modules[__name__].__class__ = _Package
 if TYPE_CHECKING:
     from autopar.api import parallelize as parallelize
     from autopar.api import plan as plan
+    from autopar.cluster import Cluster as Cluster
     from autopar.errors import AutoparError as AutoparError
     from autopar.errors import CaptureError as CaptureError
     from autopar.errors import ConstraintError as ConstraintError

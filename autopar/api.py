@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.arguments import check_examples, check_mesh, check_module, check_options, check_plan_source
+from autopar.cluster import Cluster
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
 from autopar.plans import Plan
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def plan(
     model: torch.nn.Module,
-    mesh: DeviceMesh | Mesh | int | tuple[int, ...],
+    mesh: DeviceMesh | Mesh | Cluster | str | int | tuple[int, ...],
     example_inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -36,7 +37,7 @@ def plan(
 
     Args:
         model: the module; it may be on the meta device. It is traced in its own mode and in the current grad mode.
-        mesh: a ``DeviceMesh``, a ``Mesh``, a number of ranks or a tuple of axis sizes.
+        mesh: a ``DeviceMesh``, a ``Mesh``, a ``Cluster`` or its text (``"4x8 h100"``), a number of ranks or axis sizes.
         example_inputs: positional inputs: a tuple, a single tensor, or a dict of keyword inputs.
         kwargs: keyword inputs.
         loss: see ``parallelize``.
@@ -65,7 +66,7 @@ def plan(
 
 def parallelize(
     model: torch.nn.Module,
-    mesh: DeviceMesh | Mesh | int | tuple[int, ...],
+    mesh: DeviceMesh | Mesh | Cluster | str | int | tuple[int, ...],
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
@@ -83,7 +84,7 @@ def parallelize(
 
     Args:
         model: the module; it is not changed, and not needed afterwards.
-        mesh: a ``DeviceMesh``, a ``Mesh``, a number of ranks or a tuple of axis sizes.
+        mesh: a ``DeviceMesh``, a ``Mesh``, a ``Cluster`` or its text (``"4x8 h100"``), a number of ranks or axis sizes.
         example_inputs, example_kwargs: inputs to plan for, as in ``plan``; without them the first call is the example.
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cluster import Cluster
 from autopar.errors import MeshError, OptionError
 from autopar.mesh import Mesh
 from autopar.plans import Options
@@ -34,7 +35,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def check_mesh(mesh: Any) -> Mesh:
-    """Return the grid that ``mesh`` means: a ``DeviceMesh``, a ``Mesh``, one size or a tuple of sizes.
+    """Return the grid that ``mesh`` means: a ``DeviceMesh``, a ``Mesh``, a ``Cluster`` or its text, a size or several.
 
     Raises:
         MeshError: it is none of these, or a size is not positive.
@@ -46,14 +47,14 @@ def check_mesh(mesh: Any) -> Mesh:
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         return Mesh((mesh,))
     if isinstance(mesh, str):
-        raise MeshError(
-            f"a mesh can't be searched from the text {mesh!r} yet; "
-            "write the axis sizes, such as (4, 8), or autopar.Mesh((4, 8), device='h100')"
-        )
+        return Cluster(mesh).mesh()
+    if isinstance(mesh, Cluster):
+        return mesh.mesh()
     if isinstance(mesh, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in mesh):
         return Mesh(tuple(mesh))
     raise MeshError(
-        f"mesh= takes a torch DeviceMesh, an autopar.Mesh, a number of ranks or a tuple of them; got {mesh!r}"
+        f"mesh= takes a torch DeviceMesh, an autopar.Mesh, an autopar.Cluster or its text such as '4x8 h100', "
+        f"a number of ranks or a tuple of them; got {mesh!r}"
     )
 
 

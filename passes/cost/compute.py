@@ -49,7 +49,7 @@ def is_view(target: Any) -> bool:
 
 
 def op_seconds(target: Any, flops: Numbers, bytes_moved: Numbers, dtype: str, device: Device) -> Numbers:
-    """Return the seconds of one op on its local tensors: ``max(flops / rate, bytes / bandwidth) + launch``; views are free.
+    """Return the seconds of one op on its local tensors; views are free.
 
     Args:
         target: the op.

@@ -38,7 +38,14 @@ def test_meshes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("4x8 h100", "can't be searched"), (0, "at least one"), (True, "takes"), ((2, "x"), "takes")]
+    ("given", "words"),
+    [
+        ("4y8 h100", "is no cluster"),
+        ("4x8 h1", "no device profile"),
+        (0, "at least one"),
+        (True, "takes"),
+        ((2, "x"), "takes"),
+    ],
 )
 def test_meshes_refused(given: Any, words: str) -> None:
     """Anything else is refused, with what is accepted."""
