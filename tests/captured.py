@@ -30,6 +30,13 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def numbers_of(like: Tensor, seed: int | None) -> Tensor:
+    """Return real numbers of the shape and dtype of a fake tensor: random ones, or ones without a seed."""
+    if seed is None:
+        return torch.ones(like.shape, dtype=like.dtype)
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like.dtype)
+
+
 def tangents_of(program: Program) -> dict[int, Tensor]:
     """Return a fixed tangent for every output leaf that has one: one for a loss, random numbers for the rest."""
     placeholders = program.nodes()
@@ -37,9 +44,7 @@ def tangents_of(program: Program) -> dict[int, Tensor]:
     for role in program.inputs:
         if role.kind == "tangent":
             val = placeholders[role.node].meta["val"]
-            numbers = torch.Generator().manual_seed(role.index)
-            only_loss = role.index == program.loss
-            out[role.index] = torch.ones(()) if only_loss else torch.randn(val.shape, generator=numbers).to(val.dtype)
+            out[role.index] = numbers_of(val, None if role.index == program.loss else role.index)
     return out
 
 

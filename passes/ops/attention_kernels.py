@@ -125,7 +125,9 @@ def backward_cpu(
 
 
 def _flash_fits_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, offset: int) -> bool:
-    legal = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0
+    width = q.shape[-1]
+    legal = q.dtype in (torch.float16, torch.bfloat16) and width == v.shape[-1] and width % 8 == 0 and width <= 256
+    legal = legal and q.numel() > 0 and k.numel() > 0 and torch.cuda.get_device_capability(q.device) >= (8, 0)
     return legal and mask is None and (not causal or _plain_causal(q, k, mask, causal, offset))
 
 

@@ -27,7 +27,7 @@ def test_gradients_are_those_of_einsum(dtype: torch.dtype) -> None:
 )
 def test_equals_einsum(equation: str) -> None:
     """Results and gradients are those of einsum, contiguous, and the fake kernel agrees."""
-    left, right, out = parse_equation(equation)
+    left, right, _ = parse_equation(equation)
     sizes = {letter: 2 + i for i, letter in enumerate(sorted(set(left + right)))}
     a, b = (torch.randn([sizes[x] for x in part], dtype=torch.float64, requires_grad=True) for part in (left, right))
     found, expected = torch.ops.autopar.contract(a, b, equation), torch.einsum(equation, a, b)
@@ -62,5 +62,5 @@ def test_bad_operands() -> None:
         contract(torch.ones(2, 3), torch.ones(3, 4), "abk,kn->abn")
     with pytest.raises(AutoparError, match=r"'b' has two sizes"):
         contract(torch.ones(2, 3), torch.ones(4, 4), "ab,bc->ac")
-    with pytest.raises(AutoparError, match="float32 and torch.float64"):
+    with pytest.raises(AutoparError, match=r"float32 and torch\.float64"):
         contract(torch.ones(2, 3), torch.ones(3, 4).double(), "ab,bc->ac")
