@@ -14,7 +14,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-import autopar
 from autopar.runtime.parallel_module import ParallelModule
 from tests.processes.compare import Built, build, full, gradients, loss_of, split, state, worst
 
@@ -32,11 +31,10 @@ class Trained:
     collectives: int
 
 
-def train(name: str, sizes: tuple[int, ...], dropout: float, tight: bool, steps: int = 3) -> Trained:
-    """Train both ways, with as little memory as a plan can do with when ``tight``; the reference on the first rank."""
+def train(name: str, sizes: tuple[int, ...], dropout: float, how: str, steps: int = 3) -> Trained:
+    """Train both ways, by a plan of the kind ``how`` (see ``split``); the reference on the first rank."""
     built = build(name, dropout)
-    memory = least_memory(built, sizes) if tight else None
-    parallel, reference = split(built, sizes, memory=memory, optimizer="momentum")
+    parallel, reference = split(built, sizes, how)
     plan = parallel.plan
     split_parameters = sum(any(p.is_shard() for p in placements) for placements in plan.placements.values())
     ours = list(_train(parallel, built, steps))
@@ -54,17 +52,6 @@ def train(name: str, sizes: tuple[int, ...], dropout: float, tight: bool, steps:
     return out
 
 
-def least_memory(built: Built, sizes: tuple[int, ...]) -> int:
-    """Return the least budget that has a plan for training with SGD and momentum."""
-    model, args, kwargs = built
-    try:
-        autopar.parallelize(model, sizes, args, kwargs, memory=1, optimizer="momentum")
-    except autopar.InfeasibleError as error:
-        assert error.least_bytes is not None
-        return error.least_bytes
-    raise AssertionError("one byte was enough")
-
-
 def _train(module: nn.Module, built: Built, steps: int) -> Iterator[tuple[float, dict[str, Any]]]:
     _, args, kwargs = built
     torch.manual_seed(1)
@@ -78,10 +65,10 @@ def _train(module: nn.Module, built: Built, steps: int) -> Iterator[tuple[float,
         yield float(loss.detach()), found
 
 
-def replicas_agree(name: str, sizes: tuple[int, ...]) -> list[float]:
+def replicas_agree(name: str, sizes: tuple[int, ...], how: str) -> list[float]:
     """Train with AdamW, foreach; return the sums of all full parameters, which must be the same bits on every rank."""
     built = build(name, 0.1)
-    parallel, _ = split(built, sizes)
+    parallel, _ = split(built, sizes, how)
     optimizer = torch.optim.AdamW(parallel.parameters(), foreach=True)
     for _ in range(2):
         optimizer.zero_grad()
@@ -90,10 +77,10 @@ def replicas_agree(name: str, sizes: tuple[int, ...]) -> list[float]:
     return [float(full(p.detach()).double().sum()) for p in parallel.parameters()]  # type: ignore[union-attr]
 
 
-def round_trip(name: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+def round_trip(name: str, sizes: tuple[int, ...], how: str) -> dict[str, Any]:
     """Save and load by every way; return what must hold."""
     built = build(name)
-    parallel, reference = split(built, sizes)
+    parallel, reference = split(built, sizes, how)
     full_state = parallel.full_state_dict()
     keys = list(parallel.state_dict()) == list(reference.state_dict())
     strict = str(reference.load_state_dict(full_state, strict=True))
@@ -135,10 +122,10 @@ def _distributed_checkpoint(parallel: ParallelModule) -> tuple[float, str]:
     return worst(state(parallel), before)
 
 
-def modes_and_shapes(name: str, sizes: tuple[int, ...]) -> tuple[Errors, int]:
+def modes_and_shapes(name: str, sizes: tuple[int, ...], how: str) -> tuple[Errors, int]:
     """Run a smaller batch, then eval and no_grad, then the first shape; return errors and the number of programs."""
     built = build(name)
-    parallel, reference = split(built, sizes)
+    parallel, reference = split(built, sizes, how)
     _, args, kwargs = built
     small = tuple(_half(a) for a in args), {key: _half(value) for key, value in kwargs.items()}
     errors: Errors = {}

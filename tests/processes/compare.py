@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar.passes.annotate import annotate
+from autopar.passes.complete_plan import complete_plan
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.shadow import Source
+from autopar.runtime.signature import take_apart
 from tests import models
+from tests.strategies.plans import choices_by, legal_layouts
 
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -28,11 +34,45 @@ def build(name: str, dropout: float = 0.0) -> Built:
     return model, args, kwargs
 
 
-def split(built: Built, sizes: tuple[int, ...], **options: Any) -> tuple[ParallelModule, nn.Module]:
-    """Return the parallel module and, with the first rank's values, the one-process reference."""
+def split(built: Built, sizes: tuple[int, ...], how: str = "best", **options: Any) -> tuple[ParallelModule, nn.Module]:
+    """Return the parallel module and, with the first rank's values, the one-process reference.
+
+    Args:
+        how: the plan: ``"best"`` as solved, ``"tight"`` the best in the least memory, ``"random"`` any legal one.
+    """
     model, args, kwargs = built
     reference = copy.deepcopy(model)
+    if how == "tight":
+        options = {**options, "memory": least_memory(built, sizes), "optimizer": "momentum"}
+    elif how == "random":
+        options = {**options, "plan": random_plan(built, sizes, seed=5)}
     return autopar.parallelize(model, sizes, args, kwargs, **options), reference
+
+
+def least_memory(built: Built, sizes: tuple[int, ...]) -> int:
+    """Return the least budget that has a plan for training with SGD and momentum."""
+    model, args, kwargs = built
+    try:
+        autopar.parallelize(model, sizes, args, kwargs, memory=1, optimizer="momentum")
+    except autopar.InfeasibleError as error:
+        assert error.least_bytes is not None
+        return error.least_bytes
+    raise AssertionError("one byte was enough")
+
+
+def random_plan(built: Built, sizes: tuple[int, ...], seed: int) -> autopar.Plan:
+    """Return a legal plan that a seed decides, the same on every rank: splits of every kind, uneven ones too."""
+    model, args, kwargs = built
+    mesh = autopar.Mesh(sizes)
+    call = take_apart(model, args, kwargs, device=None)
+    program = annotate(Source(model).capture(call, mesh, "global"))
+    pick = random.Random(seed).randrange
+    layouts = {}
+    for role in program.inputs:
+        if role.kind == "parameter":
+            options = legal_layouts(program.nodes()[role.node].meta["val"].shape, mesh)
+            layouts[role.name] = options[pick(len(options))]
+    return complete_plan(program, mesh, choices_by(program, mesh, pick), layouts)
 
 
 def loss_of(output: Any) -> Tensor:

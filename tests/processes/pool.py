@@ -51,7 +51,7 @@ class Pool:
             worker.join()
         self._workers, self._pipes = [], []
 
-    def run(self, body: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    def run(self, body: Callable[..., Any], *args: Any, timeout: float = 240.0) -> list[Any]:
         """Return what ``body(*args)`` returns on every rank. ``body`` is a function of an importable module.
 
         Raises:

@@ -102,10 +102,10 @@ def outputs_and_gradients(sizes: tuple[int, ...], outputs: str) -> tuple[Errors,
     return errors, facts
 
 
-def autograd(name: str, sizes: tuple[int, ...]) -> tuple[Errors, dict[str, Any]]:
+def autograd(name: str, sizes: tuple[int, ...], how: str) -> tuple[Errors, dict[str, Any]]:
     """Accumulate, scale, interleave and repeat backward calls; return errors by case and what must hold."""
     built = build(name)
-    parallel, reference = split(built, sizes)
+    parallel, reference = split(built, sizes, how)
     _, args, kwargs = built
 
     def loss(module: nn.Module) -> Tensor:
@@ -146,10 +146,10 @@ def autograd(name: str, sizes: tuple[int, ...]) -> tuple[Errors, dict[str, Any]]
     return on_first(errors), facts
 
 
-def clipping(name: str, sizes: tuple[int, ...]) -> Errors:
+def clipping(name: str, sizes: tuple[int, ...], how: str) -> Errors:
     """Clip gradients in every way; return the errors of the norm and of the clipped gradients."""
     built = build(name)
-    parallel, reference = split(built, sizes)
+    parallel, reference = split(built, sizes, how)
     errors: Errors = {}
     for kind in (2.0, 1.0, float("inf")):
         for foreach in (True, False, None):

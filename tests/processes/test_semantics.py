@@ -30,9 +30,10 @@ def test_outputs_and_gradients(pool: Pools, outputs: str, kind: str) -> None:
         assert "shift" in facts["buffers"]
 
 
-def test_autograd(pool: Pools) -> None:
+@pytest.mark.parametrize("how", ["best", "random"])
+def test_autograd(pool: Pools, how: str) -> None:
     """Backward calls accumulate, scale, interleave and repeat as on one device, or are refused."""
-    results = pool(4).run(semantics.autograd, "mlp", (2, 2))
+    results = pool(4).run(semantics.autograd, "mlp", (2, 2), how)
     assert_small(results[0][0])
     for _, facts in results:
         assert facts["twice"][0] == "RuntimeError" and "second time" in facts["twice"][1]
@@ -41,7 +42,7 @@ def test_autograd(pool: Pools) -> None:
 
 def test_clipping(pool: Pools) -> None:
     """The gradient norm is that of one device for every kind of norm, and so are the clipped gradients."""
-    assert_small(pool(4).run(semantics.clipping, "gpt2", (2, 2))[0])
+    assert_small(pool(4).run(semantics.clipping, "gpt2", (2, 2), "random")[0])
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("mlp", (2,)), ("gpt2", (2, 2))])
