@@ -8,7 +8,7 @@ import numpy as np
 
 from autopar.errors import AutoparError, InfeasibleError
 
-from .highs import Answer, solve_model
+from .solver import Answer, solve_model
 from .model import LinearModel, build_model
 from .problem import Network, Problem
 from .reduce import reduce_problem
@@ -43,14 +43,13 @@ class Decided:
 
 
 def decide(
-    problem: Problem, *, dominate: bool = True, method: str = "choose", time_limit_s: float | None = None
+    problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None
 ) -> Decided:
     """Return the optimal decision.
 
     Args:
         problem: what to decide; its ``budget`` bounds the bytes.
         dominate: take out dominated strategies first (never changes the optimum).
-        method: of the solver's relaxation.
         time_limit_s: for the solver.
 
     Raises:
@@ -58,19 +57,19 @@ def decide(
         AutoparError: the solver's objective is not the cost of its decision.
     """
     reduced = reduce_problem(problem, dominate=dominate)
-    return solve_reduced(reduced, build_model(reduced), method=method, time_limit_s=time_limit_s)
+    return solve_reduced(reduced, build_model(reduced), time_limit_s=time_limit_s)
 
 
 def solve_reduced(
-    problem: Problem, model: LinearModel, *, method: str = "choose", time_limit_s: float | None = None
+    problem: Problem, model: LinearModel, *, time_limit_s: float | None = None
 ) -> Decided:
     """Return the optimal decision of a reduced problem by its model; raises as ``decide`` does."""
-    answer = solve_model(model, method=method, time_limit_s=time_limit_s)
+    answer = solve_model(model, time_limit_s=time_limit_s)
     if answer.status == "infeasible":
         raise _too_small(problem)
     decided = rebuild(problem, model, answer)
     if problem.budget is not None and decided.num_bytes > problem.budget:
-        decided = _tighten(problem, decided, method, time_limit_s)
+        decided = _tighten(problem, decided, time_limit_s)
     gap = abs(decided.seconds - decided.answer.objective)
     if gap > AGREEMENT * max(abs(decided.answer.objective), 1e-12) and answer.status == "optimal":
         raise AutoparError(
@@ -145,14 +144,14 @@ def _too_small(problem: Problem) -> InfeasibleError:
     )
 
 
-def _tighten(problem: Problem, decided: Decided, method: str, time_limit_s: float | None) -> Decided:
+def _tighten(problem: Problem, decided: Decided, time_limit_s: float | None) -> Decided:
     """Solve again with a budget lower by what the solver's tolerance let through."""
     assert problem.budget is not None
     budget = problem.budget
     for _ in range(8):
         budget -= decided.num_bytes - problem.budget
         model = build_model(problem, budget=budget)
-        answer = solve_model(model, method=method, time_limit_s=time_limit_s)
+        answer = solve_model(model, time_limit_s=time_limit_s)
         if answer.status == "infeasible":
             break
         decided = rebuild(problem, model, answer)
