@@ -42,9 +42,7 @@ class Decided:
     num_rows: int
 
 
-def decide(
-    problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None
-) -> Decided:
+def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None) -> Decided:
     """Return the optimal decision.
 
     Args:
@@ -60,9 +58,7 @@ def decide(
     return solve_reduced(reduced, build_model(reduced), time_limit_s=time_limit_s)
 
 
-def solve_reduced(
-    problem: Problem, model: LinearModel, *, time_limit_s: float | None = None
-) -> Decided:
+def solve_reduced(problem: Problem, model: LinearModel, *, time_limit_s: float | None = None) -> Decided:
     """Return the optimal decision of a reduced problem by its model; raises as ``decide`` does."""
     answer = solve_model(model, time_limit_s=time_limit_s)
     if answer.status == "infeasible":

@@ -66,10 +66,11 @@ class _Rows:
     num_rows: int = 0
 
     def variables(self, cost: Floats, num_bytes: Ints, decides: bool) -> Ints:
+        """Add variables; one that has bytes decides too, or memory would be shared out in fractions."""
         count = len(cost)
         self.cost.append(cost)
         self.num_bytes.append(num_bytes)
-        self.decides.append(np.full(count, decides))
+        self.decides.append((num_bytes > 0) | decides)
         self.num_variables += count
         return np.arange(self.num_variables - count, self.num_variables, dtype=np.int64)
 

@@ -1,8 +1,7 @@
 """Solvers inside OR-Tools: hand the arrays over, read the answer, prove it.
 
-A small model goes to HiGHS: the relaxation by simplex, branch and bound where that is not integral. A large one is first relaxed by
-PDLP (Applegate et al., NeurIPS 2021), whose dual solution gives a bound that is computed here, by arithmetic, and a price for
-every variable. Variables whose price lifts the bound above ``bound + allowance`` are left out, the small rest is solved exactly,
+The relaxation is solved by HiGHS's simplex, that of a large model by PDLP (Applegate et al., NeurIPS 2021). Where it is not an
+integral vertex, its dual solution gives a bound that is computed here, by arithmetic, and a price for every variable. Variables whose price lifts the bound above ``bound + allowance`` are left out, the small rest is solved exactly,
 and when its optimum lies within the allowance no plan that uses what was left out can be better: the optimum is proved.
 """
 
@@ -24,12 +23,15 @@ from .model import LinearModel
 INTEGRAL_TOLERANCE = 1e-6
 LARGE = 60_000
 """Variables from which a model is relaxed by PDLP first."""
+SMALL = 3_000
+"""Variables up to which branch and bound gets the whole model."""
 
 _HIGHS = "log_to_console = false\noutput_flag = false\nthreads = 1\nrandom_seed = 0\n"
-_BRANCH = "mip_rel_gap = 1e-9\nmip_abs_gap = 0\n"
+_SIMPLEX = "solver = simplex\n"
+_BRANCH = "mip_rel_gap = 1e-8\nmip_abs_gap = 0\n"
 _PDLP = (
-    "verbosity_level: 0 num_threads: 1 termination_criteria {{ iteration_limit: {iterations} "
-    "simple_optimality_criteria {{ eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 }} }}"
+    "verbosity_level: 0 num_threads: 1 termination_criteria { iteration_limit: 40000 "
+    "simple_optimality_criteria { eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 } }"
 )
 _STATUS = model_builder_helper.SolveStatus
 
@@ -65,15 +67,24 @@ def solve_model(model: LinearModel, *, large: int = LARGE, time_limit_s: float |
     """
     begin = time.perf_counter()
     answer = None
+    duals = np.zeros(0)
     if model.num_variables >= large:
-        answer = _solve_by_bound(model, time_limit_s)
+        _, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
+    else:
+        relaxed, duals = _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)
+        if relaxed.status != "optimal" or _is_integral(model, relaxed.values):
+            answer = relaxed
+    if answer is None and model.num_variables >= SMALL:
+        if model.num_variables < large:
+            _, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
+        answer = _solve_by_bound(model, duals, time_limit_s)
     if answer is None:
         answer = _solve_whole(model, time_limit_s)
     return replace(answer, seconds=time.perf_counter() - begin)
 
 
 def _solve_whole(model: LinearModel, time_limit_s: float | None) -> Answer:
-    relaxed, _ = _run(model, "highs", _HIGHS + "solver = simplex\n", time_limit_s=time_limit_s)
+    relaxed, _ = _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)
     if relaxed.status != "optimal" or _is_integral(model, relaxed.values):
         return relaxed
     return _run(model, "highs", _HIGHS + _BRANCH, integral=True, time_limit_s=time_limit_s)[0]
@@ -84,16 +95,15 @@ def _is_integral(model: LinearModel, values: Floats) -> bool:
     return float(np.abs(decided - np.round(decided)).max(initial=0.0)) <= INTEGRAL_TOLERANCE
 
 
-def _solve_by_bound(model: LinearModel, time_limit_s: float | None) -> Answer | None:
-    """Solve through PDLP's dual prices; None when they bound nothing useful."""
-    relaxed, duals = _run(model, "pdlp", _PDLP.format(iterations=40_000), rhs_limit=16.0)
+def _solve_by_bound(model: LinearModel, duals: Floats, time_limit_s: float | None) -> Answer | None:
+    """Solve what the relaxation's dual prices leave; None when they bound nothing useful."""
     if len(duals) != model.num_rows:
         return None
     bound, prices = dual_bound(model, duals)
     if not math.isfinite(bound) or bound <= 0:
         return None
     allowance = 1e-4 * bound
-    for _ in range(6):
+    for _ in range(12):
         kept = prices <= allowance
         if kept.sum() > 0.7 * model.num_variables:
             return None
@@ -105,7 +115,7 @@ def _solve_by_bound(model: LinearModel, time_limit_s: float | None) -> Answer | 
             values = np.zeros(model.num_variables)
             values[kept] = answer.values
             return replace(answer, values=values)
-        allowance = max(2 * allowance, 1.001 * (answer.objective - bound))
+        allowance = min(4 * allowance, 1.001 * (answer.objective - bound))
     return None
 
 
