@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from autopar.mesh import Mesh
@@ -13,6 +11,7 @@ from autopar.plan import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, 
 from .cost.memory import ParameterBytes, parameter_bytes
 from .describe_plan import describe_plan
 from .enumerate_strategies import choice_names
+from .name_roles import FactorRoles, split_names
 from .program import Input, Program
 from .redistribution import arc_between
 from .solve.decide import Decided
@@ -27,18 +26,16 @@ def emit_plan(
     options: Options,
     decided: Decided,
     *,
-    seconds: float,
-    roles: Mapping[str, tuple[str, ...]] | None = None,
+    roles: FactorRoles | None = None,
 ) -> Plan:
     """Return the plan of a decision.
 
     Args:
         program, mesh, options: what was asked.
         decided: the answer.
-        seconds: that finding it took.
-        roles: op node -> what people call its split on each axis.
+        roles: what a split of each factor is called.
     """
-    return describe_plan(program, _Emission(program, mesh, options, decided).plan(seconds, roles or {}))
+    return describe_plan(program, _Emission(program, mesh, options, decided).plan(roles or {}))
 
 
 class _Emission:
@@ -176,7 +173,7 @@ class _Emission:
             communication_seconds=self.decided.seconds - compute,
         )
 
-    def solver(self, seconds: float) -> SolverReport:
+    def solver(self) -> SolverReport:
         answer = self.decided.answer
         gap = max(0.0, answer.objective - answer.bound) / max(abs(answer.objective), 1e-30)
         return SolverReport(
@@ -184,19 +181,19 @@ class _Emission:
             objective_s=answer.objective,
             bound_s=answer.bound,
             gap=gap,
-            seconds=seconds,
+            seconds=answer.seconds,
             variables=self.decided.num_variables,
             constraints=self.decided.num_rows,
             regions=self.problem.num_regions,
         )
 
-    def plan(self, seconds: float, roles: Mapping[str, tuple[str, ...]]) -> Plan:
-        mesh = self.mesh
+    def plan(self, roles: FactorRoles) -> Plan:
+        mesh, choices = self.mesh, self.choices()
         return Plan(
             fingerprint=self.program.fingerprint(),
             mesh_record=MeshRecord(sizes=mesh.sizes, names=mesh.names, device=mesh.device, links=mesh.links),
             options=self.options,
-            choices=self.choices(),
+            choices=choices,
             parameters={role.name: self.result_layout(role.node) for role in self.parameters()},
             inputs={role.name: self.result_layout(role.node) for role in self.program.inputs if role.kind == "input"},
             outputs=self.outputs(),
@@ -205,6 +202,6 @@ class _Emission:
             cost=self.cost(),
             memory=self.memory(),
             collectives=self.collectives(),
-            solver=self.solver(seconds),
-            roles=dict(roles),
+            solver=self.solver(),
+            roles=split_names(self.program, choices, roles),
         )

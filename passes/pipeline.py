@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 from autopar.mesh import Mesh
 from autopar.plan import Options, Plan
 
 from .annotate import annotate
+from .apply_constraints import apply_constraints
 from .emit_plan import emit_plan
 from .fold import fold, no_fold
+from .name_roles import name_roles
 from .program import Program
 from .solve.decide import decide
 from .solve.layout_graph import Prices
@@ -37,8 +37,8 @@ def make_plan(
     prices = Prices.of(mesh)
     if any("rule" not in node.meta for node in program.ops()):
         annotate(program)
-    folding = fold(program) if folded else no_fold(program)
-    problem = build_problem(program, prices, options, folding, drop_dominated=reduced)
-    start = time.perf_counter()
-    decided = decide(problem, dominate=reduced)
-    return emit_plan(program, mesh, options, decided, seconds=time.perf_counter() - start)
+    roles = name_roles(program)
+    constraints = apply_constraints(program, mesh, options.constraints, roles)
+    folding = fold(program, constraints.key) if folded else no_fold(program)
+    problem = build_problem(program, prices, options, folding, constraints=constraints, drop_dominated=reduced)
+    return emit_plan(program, mesh, options, decide(problem, dominate=reduced), roles=roles)

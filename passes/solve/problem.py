@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,8 +21,29 @@ from ..fold import Folding
 from ..program import Input, Output, Program, has_many_results, is_getitem, result_values, tensor_operands
 from .layout_graph import Bools, Ints, LayoutGraph, LayoutGraphs, Prices, decode, encode
 
-Restrict = Callable[[str, Strategies], Bools | None]
-"""``restrict(name of an op or placeholder, strategies) -> rows that constraints allow``, or None for all."""
+
+class Constraints(Protocol):
+    """What a user asked of single nodes."""
+
+    def key(self, name: str) -> Hashable:
+        """Return what was asked of an op or placeholder, None for a free one."""
+        ...
+
+    def rows(self, name: str, strategies: Strategies) -> Bools | None:
+        """Return the rows that it may take, None for all."""
+        ...
+
+
+class NoConstraints:
+    """Every node is free."""
+
+    def key(self, name: str) -> Hashable:
+        """Return None."""
+        return None
+
+    def rows(self, name: str, strategies: Strategies) -> Bools | None:
+        """Return None."""
+        return None
 
 
 @dataclass(frozen=True, order=True)
@@ -126,9 +148,10 @@ class _Builder:
     prices: Prices
     options: Options
     folding: Folding
-    restrict: Restrict
+    constraints: Constraints
     graphs: LayoutGraphs
     table: StrategyTable
+    full_table: StrategyTable
     decisions: list[Decision] = field(default_factory=list)
     tied: dict[str, int] = field(default_factory=dict)
     gradient_slot: dict[str, str] = field(default_factory=dict)
@@ -144,7 +167,7 @@ class _Builder:
                 value = self._value(role.node)
                 fixed += value.numel() * value.dtype.itemsize
         for node in program.ops():
-            self._decide(node.name, members, lambda node=node: self.table.strategies(node))  # type: ignore[misc]
+            self._decide(node.name, members, lambda node=node: self._op_strategies(node))  # type: ignore[misc]
         self._decide_outputs()
         return Problem(
             self.prices,
@@ -162,10 +185,14 @@ class _Builder:
             self.tied[name] = self.tied[first]
             return
         strategies = make()
-        allowed = self.restrict(name, strategies)
+        allowed = self.constraints.rows(name, strategies)
         if allowed is not None:
             strategies = strategies.take(allowed)
         self._add(name, Decision(name, strategies, members[first]))
+
+    def _op_strategies(self, node: fx.Node) -> Strategies:
+        table = self.table if self.constraints.key(node.name) is None else self.full_table
+        return table.strategies(node)
 
     def _add(self, name: str, decision: Decision) -> None:
         self.tied[name] = len(self.decisions)
@@ -351,7 +378,7 @@ def build_problem(
     options: Options,
     folding: Folding,
     *,
-    restrict: Restrict = lambda name, strategies: None,
+    constraints: Constraints | None = None,
     drop_dominated: bool = True,
 ) -> Problem:
     """Return the split problem of an annotated program.
@@ -361,21 +388,13 @@ def build_problem(
         prices: mesh, device and links.
         options: what was asked.
         folding: which nodes decide together.
-        restrict: what constraints allow.
+        constraints: what was asked of single nodes.
         drop_dominated: leave out strategies that no plan needs.
 
     Raises:
         ConstraintError: a pinned layout that can't be, or a local batch that does not divide.
     """
-    table = StrategyTable(prices, drop_dominated)
-    return _Builder(program, prices, options, folding, restrict, LayoutGraphs(prices), table).build()
-
-
-def layout_of(problem: Problem, encoded: int) -> Layout:
-    """Return the layout that an encoded one stands for on the problem's mesh."""
-    return decode(encoded, problem.prices.mesh.num_axes)
-
-
-def node_of(node: fx.Node) -> str:
-    """Return the name of the op that computes a tensor: the op behind a ``getitem``."""
-    return node.args[0].name if is_getitem(node) and isinstance(node.args[0], fx.Node) else node.name
+    asked = constraints or NoConstraints()
+    table, full_table = StrategyTable(prices, drop_dominated), StrategyTable(prices, drop_dominated=False)
+    graphs = LayoutGraphs(prices)
+    return _Builder(program, prices, options, folding, asked, graphs, table, full_table).build()

@@ -1,0 +1,195 @@
+"""Turn what a user asked of modules and parameters into rows that their strategies may take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+from torch import fx
+
+from autopar.errors import ConstraintError, MeshError, PlanError
+from autopar.mesh import Mesh
+from autopar.placement import REPLICATE, Layout, parse_layout
+
+from .enumerate_strategies import Strategies
+from .name_roles import FactorRoles
+from .program import Program, tensor_operands
+from .rules.rule import Rule
+from .solve.layout_graph import Bools, encode
+
+REPLICATED = "replicate"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One constraint on one op or parameter.
+
+    Attributes:
+        pattern: the user's own, for messages.
+        text: what was asked.
+        choices: indices of the rule's choices that satisfy it (ops).
+        axis: the axis on which it must hold; None for any (or, for ``replicate``, for all).
+        layout: where a parameter must rest (parameters).
+    """
+
+    pattern: str
+    text: str
+    choices: tuple[int, ...] = ()
+    axis: int | None = None
+    layout: Layout | None = None
+
+
+@dataclass
+class Constraints:
+    """The demands on every node.
+
+    ``demands`` holds them by the name of an op or placeholder.
+    """
+
+    mesh: Mesh
+    demands: dict[str, list[Demand]] = field(default_factory=lambda: defaultdict(list))
+
+    def key(self, name: str) -> Hashable:
+        """Return what must be equal for two nodes to decide together; None for a free node."""
+        return tuple(self.demands[name]) if name in self.demands else None
+
+    def rows(self, name: str, strategies: Strategies) -> Bools | None:
+        """Return the rows that a node may take, None for all.
+
+        Raises:
+            ConstraintError: there is none.
+        """
+        if name not in self.demands:
+            return None
+        rows = np.ones(len(strategies), dtype=np.bool_)
+        for demand in self.demands[name]:
+            rows &= _satisfied(demand, strategies)
+            if not rows.any():
+                raise ConstraintError(
+                    f"the constraint {demand.pattern!r}: {demand.text!r} can't be met by {name} on {self.mesh}: sizes do "
+                    f"not divide so, or another constraint says otherwise"
+                )
+        return rows
+
+
+def _satisfied(demand: Demand, strategies: Strategies) -> Bools:
+    if demand.layout is not None:
+        return np.asarray(strategies.results[:, 0] == encode(demand.layout))
+    hits = np.isin(strategies.choices, demand.choices)
+    if demand.axis is not None:
+        return np.asarray(hits[:, demand.axis])
+    return np.asarray(hits.all(axis=1) if demand.text == REPLICATED else hits.any(axis=1))
+
+
+def apply_constraints(program: Program, mesh: Mesh, constraints: Mapping[str, str], roles: FactorRoles) -> Constraints:
+    """Return the demands that ``constraints`` make on a program.
+
+    A pattern is matched (as by ``fnmatch``) against module paths and parameter names. ``column``, ``row``, ``batch``,
+    ``sequence``, ``head``, ``vocab``, ``replicate`` or a factor's name binds the forward ops of the modules (or those that
+    read the parameter); ``@axis`` after it says on which axis, otherwise one axis at least must split so. A layout such
+    as ``S0,R`` binds where parameters rest.
+
+    Raises:
+        ConstraintError: nothing matches, or no matched op has such a choice.
+    """
+    out = Constraints(mesh)
+    for pattern, text in constraints.items():
+        layout = _as_layout(text, mesh, pattern)
+        if layout is not None:
+            _bind_parameters(program, pattern, text, layout, out)
+        else:
+            _bind_ops(program, pattern, text, roles, out)
+    return out
+
+
+def _as_layout(text: str, mesh: Mesh, pattern: str) -> Layout | None:
+    try:
+        layout = parse_layout(text)
+    except PlanError:
+        return None
+    if len(layout) != mesh.num_axes or any(code < REPLICATE for code in layout):
+        raise ConstraintError(
+            f"the constraint {pattern!r}: {text!r} must name S<dim> or R for each of the {mesh.num_axes} axes of {mesh}"
+        )
+    return layout
+
+
+def _bind_parameters(program: Program, pattern: str, text: str, layout: Layout, out: Constraints) -> None:
+    parameters = [role for role in program.inputs if role.kind == "parameter"]
+    matched = [role for role in parameters if any(fnmatchcase(name, pattern) for name in (role.name, *role.aliases))]
+    for role in matched:
+        out.demands[role.node].append(Demand(pattern, text, layout=layout))
+    if not matched:
+        names = [role.name for role in parameters]
+        raise ConstraintError(f"the constraint {pattern!r}: {text!r} matches no parameter; there are {_some(names)}")
+
+
+def _bind_ops(program: Program, pattern: str, text: str, roles: FactorRoles, out: Constraints) -> None:
+    technique, _, axis_name = text.partition("@")
+    axis = _axis(out.mesh, axis_name, pattern, text) if axis_name else None
+    matched = _matched_ops(program, pattern)
+    if not matched:
+        modules = list(dict.fromkeys(str(node.meta["module"]) for node in program.ops() if node.meta["module"]))
+        raise ConstraintError(
+            f"the constraint {pattern!r}: {text!r} matches neither a module nor a parameter; modules are {_some(modules)}"
+        )
+    offered: dict[str, None] = {}
+    bound = False
+    for node in matched:
+        choices, words = _choices(node, technique, roles.get(node.name, {}))
+        offered.update(words)
+        if choices:
+            out.demands[node.name].append(Demand(pattern, technique, choices, axis))
+            bound = True
+    if not bound:
+        raise ConstraintError(
+            f"the constraint {pattern!r}: {text!r} asks for what none of the {len(matched)} matching ops can do; "
+            f"they can be split by {_some(list(offered))}"
+        )
+
+
+def _axis(mesh: Mesh, name: str, pattern: str, text: str) -> int:
+    try:
+        return mesh.axis(name)
+    except MeshError as error:
+        raise ConstraintError(f"the constraint {pattern!r}: {text!r} names an unknown axis: {error}") from error
+
+
+def _matched_ops(program: Program, pattern: str) -> list[fx.Node]:
+    parameters = {
+        role.node
+        for role in program.inputs
+        if role.kind == "parameter" and any(fnmatchcase(name, pattern) for name in (role.name, *role.aliases))
+    }
+    return [
+        node
+        for node in program.ops()
+        if node.meta["phase"] == "forward"
+        and (
+            (node.meta["module"] and fnmatchcase(node.meta["module"], pattern))
+            or any(operand.name in parameters for operand in tensor_operands(node))
+        )
+    ]
+
+
+def _choices(node: fx.Node, technique: str, roles: Mapping[str, str]) -> tuple[tuple[int, ...], dict[str, None]]:
+    """Return the choices of an op that are called ``technique``, and the words for all it has."""
+    rule: Rule = node.meta["rule"]
+    hits, words = [], {REPLICATED: None}
+    for index, choice in enumerate(rule.choices()):
+        names = {choice.name}
+        if choice.factor is not None:
+            word = roles.get(choice.factor.name) or choice.factor.role
+            names |= {word, choice.factor.role} - {""}
+            words[word or choice.name] = None
+        if technique in names:
+            hits.append(index)
+    return tuple(hits), words
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:12])
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > 12 else shown or "none"
