@@ -98,10 +98,10 @@ def _parameter_technique(
     placeholder = plan.placeholders.get(name, "")
     if code == REPLICATE:
         gradient = plan.gradients.get(name, "")
-        reduced = (gradient, "all_reduce", axis) in moved
-        if "batch" in roles or (reduced and not roles):
-            return _DATA_PARALLEL
-        return "sequence" if "sequence" in roles else ""
+        if "sequence" in roles and "batch" not in roles:
+            return "sequence"
+        reduced = any((gradient, kind, axis) in moved for kind in ("all_reduce", "reduce_scatter"))
+        return _DATA_PARALLEL if "batch" in roles or reduced else ""
     if any((placeholder, kind, axis) in moved for kind in ("all_gather", "all_to_all")):
         return "ZeRO-3"
     return next((role for role in roles if role in _OF_WEIGHTS), "sharded")

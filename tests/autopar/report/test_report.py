@@ -70,6 +70,15 @@ def test_techniques_of_parameters() -> None:
     assert techniques["embed.weight"] == ("data parallel", "")
 
 
+def test_a_whole_parameter_whose_gradient_is_summed_is_data_parallel() -> None:
+    """Also where no split has a name; split along the sequence it is called so."""
+    plan = two_axis_plan(1)
+    unnamed = msgspec.structs.replace(plan, roles={})
+    assert parameter_techniques(unnamed)["embed.weight"] == ("data parallel", "")
+    roles = {**plan.roles, "embedding": ("sequence", ""), "embedding_dense_backward": ("sequence", "")}
+    assert parameter_techniques(msgspec.structs.replace(plan, roles=roles))["embed.weight"] == ("sequence", "")
+
+
 def test_techniques_without_the_records_for_reports() -> None:
     """A plan that has only what lowering needs is told without guesses."""
     plan = msgspec.structs.replace(two_axis_plan(1), roles={}, modules={}, phases={}, placeholders={}, gradients={})
