@@ -97,8 +97,19 @@ def as_if_compiling() -> Iterator[None]:
 def trace_graph(function: Any, arguments: list[Tensor], table: dict[OpOverload, Any]) -> fx.GraphModule:
     """Trace ``function`` on fake tensors into a graph of ATen ops, with the decompositions of ``table``."""
     tracer = make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
-    with FunctionalTensorMode():
+    with FunctionalTensorMode(), without_whole_layers():
         return tracer(*arguments)
+
+
+@contextlib.contextmanager
+def without_whole_layers() -> Iterator[None]:
+    """Keep oneDNN from taking recurrent layers whole, which would hide their products."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextlib.contextmanager
@@ -165,6 +176,10 @@ def unwrap(value: Tensor) -> Tensor:
 def swapped_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     """Put ``tensors`` in place of parameters and buffers, tied ones included; afterwards the dict holds new buffers."""
     with _reparametrize_module(module, tensors, tie_weights=True):
+        for part in module.modules():
+            if isinstance(part, nn.RNNBase):
+                # It reads its weights from a list of its own.
+                part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
         yield
 
 

@@ -73,7 +73,7 @@ def _fake(a: Tensor, b: Tensor, equation: str) -> Tensor:
 def _kernel(a: Tensor, b: Tensor, equation: str) -> Tensor:
     result_shape(a, b, equation)
     left, right, out = parse_equation(equation)
-    if right == out[-1:] + left[-1:] and out[:-1] == left[:-1]:
+    if left and len(right) == 2 and right == out[-1:] + left[-1] and out[:-1] == left[:-1]:
         result = torch.nn.functional.linear(a, b)
     else:
         result = torch.einsum(f"{left},{right}->{out}", a, b)
