@@ -79,7 +79,7 @@ def train(
     """Train with AdamW and return the loss of every step; the same code for one process and for many."""
     torch.manual_seed(1)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     losses = []
     for ids in batches(options, device):
         start = time.perf_counter()
