@@ -1,0 +1,203 @@
+"""Brute force: every strategy of every op, every set of arcs, every set of saved layouts. Nothing of the ILP is used."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from functools import lru_cache
+from itertools import combinations, product
+from typing import Any
+
+import torch
+
+from autopar.mesh import Mesh
+from autopar.passes.cost.collectives import collective_seconds
+from autopar.passes.cost.compute import compute_dtype, local_flops, op_seconds
+from autopar.passes.cost.devices import device, mesh_links
+from autopar.passes.cost.memory import parameter_bytes
+from autopar.passes.insert_collectives import arc_bytes
+from autopar.passes.program import Program, result_values, tensor_operands
+from autopar.passes.redistribution import Arc, arcs_from, layout_is_legal
+from autopar.passes.rules.legality import legal_strategies, operand_layouts, result_layouts
+from autopar.placement import REPLICATE, Layout, local_shape
+from autopar.plan import Options
+
+Row = tuple[tuple[Layout, ...], tuple[Layout, ...], float, int]
+"""Operand layouts, result layouts, seconds, bytes."""
+
+
+class Oracle:
+    """The optimum of a program by enumeration; only for a handful of single-result ops."""
+
+    def __init__(self, program: Program, mesh: Mesh, options: Options) -> None:
+        self.program, self.mesh, self.options = program, mesh, options
+        self.device, self.links = device(mesh.device), mesh_links(mesh)
+        self.origin = (0,) * mesh.num_axes
+        self.nodes = program.nodes()
+        self.travel_options = lru_cache(maxsize=None)(self._travel_options)
+
+    def best_seconds(self) -> float:
+        """Return the least seconds of a step within the budget; infinite when nothing fits."""
+        rows = self._rows()
+        names = list(rows)
+        best = math.inf
+        for combination in product(*(rows[name] for name in names)):
+            best = min(best, self._price(dict(zip(names, combination)), best))
+        return best
+
+    def least_bytes(self) -> int:
+        """Return the smallest budget with a plan, by looking at every plan."""
+        free = Oracle(self.program, self.mesh, Options(optimizer=self.options.optimizer, memory=1 << 60))
+        rows = free._rows()
+        names = list(rows)
+        least = 1 << 60
+        for combination in product(*(rows[name] for name in names)):
+            chosen = dict(zip(names, combination))
+            total = sum(row[3] for row in chosen.values())
+            for options in free._travels(chosen) or [[(math.inf, 1 << 60)]]:
+                total += min(num_bytes for _, num_bytes in options)
+            least = min(least, total)
+        return least
+
+    def _rows(self) -> dict[str, list[Row]]:
+        whole = (REPLICATE,) * self.mesh.num_axes
+        rows: dict[str, list[Row]] = {}
+        for role in self.program.inputs:
+            value = self.nodes[role.node].meta["val"]
+            layouts = [whole]
+            if role.kind == "parameter":
+                codes = [[REPLICATE, *range(value.dim())] if n > 1 else [REPLICATE] for n in self.mesh.sizes]
+                layouts = [lay for lay in product(*codes) if layout_is_legal(value.shape, lay, self.mesh.sizes)]
+            for layout in layouts:
+                numel = math.prod(local_shape(value.shape, layout, self.mesh.sizes, self.origin))
+                kept = parameter_bytes(numel, value.dtype.itemsize, role.requires_grad, self.options.optimizer).total
+                row = ((layout,), (layout,), 0.0, kept if role.kind == "parameter" else 0)
+                rows.setdefault(role.node, []).append(row)
+        for node in self.program.ops():
+            rows[node.name] = list(self._op_rows(node))
+        return rows
+
+    def _op_rows(self, node: Any) -> Any:
+        operands = [operand.meta["val"] for operand in tensor_operands(node)]
+        results = [value for _, value in result_values(node)]
+        shapes = [tuple(v.shape) for v in operands], [tuple(v.shape) for v in results]
+        rule = node.meta["rule"]
+        for choices in legal_strategies(rule, *shapes, self.mesh):
+            before, after = operand_layouts(choices), result_layouts(choices)
+            if not operands:
+                before = ()
+            local = [
+                [local_shape(s, lay, self.mesh.sizes, self.origin) for s, lay in zip(side, layouts)]
+                for side, layouts in zip(shapes, (before, after))
+            ]
+            moved = sum(
+                math.prod(shape) * v.dtype.itemsize
+                for shape, v in zip([*local[0], *local[1]], [*operands, *results])
+            )
+            flops = local_flops(rule, *local)
+            seconds = op_seconds(node.target, flops, float(moved), compute_dtype([*operands, *results]), self.device)
+            yield before, after, float(seconds), 0
+
+    def _travels(self, chosen: dict[str, Row]) -> list[list[tuple[float, int]]]:
+        early: dict[str, set[Layout]] = defaultdict(set)
+        late: dict[str, set[Layout]] = defaultdict(set)
+        for node in self.program.ops():
+            for operand, layout in zip(tensor_operands(node), chosen[node.name][0]):
+                (late if node.meta["phase"] == "backward" else early)[operand.name].add(layout)
+        for output in self.program.outputs:
+            assert output.node is not None
+            if output.kind == "gradient":
+                late[output.node].add(chosen[output.of][0][0])
+            else:
+                early[output.node].add((REPLICATE,) * self.mesh.num_axes)
+        out = []
+        for name, row in chosen.items():
+            node = self.nodes[name]
+            resting = node.op == "placeholder" or node.meta["phase"] == "backward"
+            options = self.travel_options(name, row[1][0], frozenset(early[name]), frozenset(late[name]), resting)
+            if not options:
+                return []
+            out.append(options)
+        return out
+
+    def _price(self, chosen: dict[str, Row], best: float) -> float:
+        seconds = sum(row[2] for row in chosen.values())
+        if seconds >= best:
+            return math.inf
+        travels = self._travels(chosen)
+        if not travels:
+            return math.inf
+        kept = sum(row[3] for row in chosen.values())
+        budget = self.options.memory
+        if budget is None:
+            return seconds + sum(min(cost for cost, _ in options) for options in travels)
+        found = math.inf
+        for picks in product(*travels):
+            if kept + sum(num_bytes for _, num_bytes in picks) <= budget:
+                found = min(found, seconds + sum(cost for cost, _ in picks))
+        return found
+
+    def _travel_options(
+        self, name: str, source: Layout, early: frozenset[Layout], late: frozenset[Layout], resting: bool
+    ) -> list[tuple[float, int]]:
+        """Return the undominated ``(seconds, saved bytes)`` of serving all readers; empty when that is impossible."""
+        value = self.nodes[name].meta["val"]
+        if resting:
+            total = self._tree(value, {source}, early) + self._tree(value, {source}, late)
+            return [(total, 0)] if total < math.inf else []
+        if self.options.memory is None:
+            total = self._tree(value, {source}, early | late)
+            return [(total, 0)] if total < math.inf else []
+        if not late:
+            total = self._tree(value, {source}, early)
+            return [(total, 0)] if total < math.inf else []
+        codes = [[REPLICATE, *range(value.dim())] if n > 1 else [REPLICATE] for n in self.mesh.sizes]
+        layouts = [lay for lay in product(*codes) if layout_is_legal(value.shape, lay, self.mesh.sizes)]
+        found = []
+        for count in (1, 2):
+            for kept in combinations(layouts, count):
+                total = self._tree(value, {source}, early | set(kept)) + self._tree(value, set(kept), late)
+                num_bytes = sum(
+                    math.prod(local_shape(value.shape, lay, self.mesh.sizes, self.origin)) * value.dtype.itemsize
+                    for lay in kept
+                )
+                if total < math.inf:
+                    found.append((total, num_bytes))
+        return [a for a in found if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in found)]
+
+    def _tree(self, value: torch.Tensor, starts: set[Layout], wanted: frozenset[Layout] | set[Layout]) -> float:
+        """Return the least seconds of arcs after which all of ``wanted`` is had: Dijkstra over sets of layouts."""
+        key = (tuple(value.shape), value.dtype.itemsize, frozenset(starts), frozenset(wanted))
+        if key not in _TREES.setdefault(self.mesh, {}):
+            _TREES[self.mesh][key] = self._search(value, frozenset(starts), frozenset(wanted))
+        return _TREES[self.mesh][key]
+
+    def _search(self, value: torch.Tensor, starts: frozenset[Layout], wanted: frozenset[Layout]) -> float:
+        queue: list[tuple[float, int, frozenset[Layout]]] = [(0.0, 0, starts)]
+        seen: set[frozenset[Layout]] = set()
+        tick = 0
+        while queue:
+            cost, _, had = heapq.heappop(queue)
+            if had in seen:
+                continue
+            seen.add(had)
+            if wanted <= had:
+                return cost
+            if len(had) > len(starts) + 5:
+                continue
+            for layout in sorted(had):
+                for arc in arcs_from(layout, tuple(value.shape), self.mesh.sizes):
+                    if arc.target not in had:
+                        tick += 1
+                        heapq.heappush(queue, (cost + self._arc_seconds(value, arc), tick, had | {arc.target}))
+        return math.inf
+
+    def _arc_seconds(self, value: torch.Tensor, arc: Arc) -> float:
+        handed = float(arc_bytes(tuple(value.shape), value.dtype.itemsize, arc, self.mesh.sizes))
+        ranks, link = self.mesh.sizes[arc.axis], self.links[arc.axis]
+        ends = arc.source[arc.axis], arc.target[arc.axis]
+        return float(collective_seconds(arc.kind, ranks, handed, *ends, link, self.device))
+
+
+_TREES: dict[Mesh, dict[Any, float]] = {}
