@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 import msgspec
 
 from autopar.passes.lower import choices_of
+from autopar.passes.name_roles import FactorRoles, name_roles, split_names
 from autopar.passes.program import Program, tensor_operands
 from autopar.passes.reasons import move_reason, reader_text
 from autopar.passes.redistribution import arc_between
@@ -18,12 +19,15 @@ Readers = dict[tuple[str, str, Layout], str]
 """(tensor, phase, layout) -> who wants it so, the first reader in graph order."""
 
 
-def describe_plan(program: Program, plan: Plan) -> Plan:
+def describe_plan(program: Program, plan: Plan, roles: FactorRoles | None = None) -> Plan:
     """Return ``plan`` with the fields that only reports read; what it decides is unchanged.
 
     Args:
         program: the annotated program that the plan is for.
+        roles: what a split of each factor is called, if that is known already.
     """
+    names = split_names(program, plan.choices, name_roles(program) if roles is None else roles)
+    plan = msgspec.structs.replace(plan, roles=names)
     nodes = program.nodes()
     stored = [role for role in program.inputs if role.kind in ("parameter", "buffer")]
     readers = _readers(program, plan)

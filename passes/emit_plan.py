@@ -11,7 +11,7 @@ from autopar.plan import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, 
 from .cost.memory import ParameterBytes, parameter_bytes
 from .describe_plan import describe_plan
 from .enumerate_strategies import choice_names
-from .name_roles import FactorRoles, split_names
+from .name_roles import FactorRoles
 from .program import Input, Program
 from .redistribution import arc_between
 from .solve.decide import Decided
@@ -35,7 +35,7 @@ def emit_plan(
         decided: the answer.
         roles: what a split of each factor is called.
     """
-    return describe_plan(program, _Emission(program, mesh, options, decided).plan(roles or {}))
+    return describe_plan(program, _Emission(program, mesh, options, decided).plan(), roles)
 
 
 class _Emission:
@@ -187,7 +187,7 @@ class _Emission:
             regions=self.problem.num_regions,
         )
 
-    def plan(self, roles: FactorRoles) -> Plan:
+    def plan(self) -> Plan:
         mesh, choices = self.mesh, self.choices()
         return Plan(
             fingerprint=self.program.fingerprint(),
@@ -203,5 +203,4 @@ class _Emission:
             memory=self.memory(),
             collectives=self.collectives(),
             solver=self.solver(),
-            roles=split_names(self.program, choices, roles),
         )

@@ -24,10 +24,15 @@ def node_role(plan: PlanRecord, node: str, axis: int) -> str:
     choice = plan.choices[node][axis]
     if choice == "replicate":
         return ""
-    role = plan.roles[node][axis] if node in plan.roles else ""
-    if role:
-        return role
-    return "partial passed on" if choice.startswith("partial(") else f"split of {choice}"
+    if choice.startswith("partial("):
+        return "partial passed on"
+    return _named_role(plan, node, axis) or f"split of {choice}"
+
+
+def _named_role(plan: PlanRecord, node: str, axis: int) -> str:
+    """Return the word for a split; empty where the plan has none but the factor's own name."""
+    role, choice = plan.roles[node][axis] if node in plan.roles else "", plan.choices[node][axis]
+    return "" if role == choice or choice.startswith("partial(") else role
 
 
 def nodes_by_module(plan: PlanRecord) -> dict[str, list[str]]:
@@ -50,7 +55,7 @@ def order_nodes(plan: PlanRecord, nodes: Iterable[str]) -> list[str]:
 def roles_on(plan: PlanRecord, nodes: Sequence[str], axis: int) -> list[str]:
     """Return the different roles of ``axis`` in ``nodes``; forward ops and named roles go first."""
     forward = [node for node in nodes if plan.phases.get(node) != "backward"] or list(nodes)
-    named = dict.fromkeys(plan.roles[node][axis] for node in forward if node in plan.roles)
+    named = dict.fromkeys(_named_role(plan, node, axis) for node in forward)
     roles = [role for role in named if role] or [node_role(plan, node, axis) for node in forward]
     return list(dict.fromkeys(role for role in roles if role))
 

@@ -24,6 +24,7 @@ def test_the_fields_for_reports_are_filled() -> None:
     """Modules, phases, placeholders, gradients and shapes come from the program."""
     plan = _plan(DATA, "R", (2,))
     assert plan.modules["contract_default"] == "up"
+    assert plan.roles["contract_default"] == ("batch",) and plan.roles["contract_default_1"] == ("batch",)
     assert (plan.phases["contract_default"], plan.phases["contract_default_1"]) == ("forward", "backward")
     assert plan.placeholders == {"up.weight": "w", "args[0]": "x"}
     assert plan.gradients == {"up.weight": "contract_default_1"}
@@ -33,7 +34,9 @@ def test_the_fields_for_reports_are_filled() -> None:
 def test_nothing_that_is_decided_changes() -> None:
     """Describing a described plan gives the same plan, and a bare one is told like one that never was."""
     plan = _plan(dict.fromkeys(DATA, ("b", "o")), "S0,S0", (2, 2))
-    bare = msgspec.structs.replace(plan, modules={}, phases={}, placeholders={}, gradients={}, parameter_shapes={})
+    bare = msgspec.structs.replace(
+        plan, modules={}, phases={}, roles={}, placeholders={}, gradients={}, parameter_shapes={}
+    )
     assert describe_plan(tiny_program(), plan) == describe_plan(tiny_program(), bare) == plan
 
 
@@ -41,7 +44,7 @@ def test_reasons_name_the_reader() -> None:
     """A gathered weight says which module wants it whole; a gradient says whose it is."""
     plan = _plan(DATA, "S0", (2,))
     reasons = {(row.kind, row.phase): row.reason for row in plan.collectives}
-    assert reasons["all_gather", "forward"] == "gathered over axis0: wanted whole by up (b)"
+    assert reasons["all_gather", "forward"] == "gathered over axis0: wanted whole by up (batch)"
     (gradient,) = (row.reason for row in plan.collectives if row.tensor == plan.gradients["up.weight"])
     assert gradient.startswith("summed") and gradient.endswith("by the gradient of up.weight")
     assert reasons["all_reduce", "forward"] == "summed over axis0: wanted whole by the output [0]"

@@ -87,7 +87,7 @@ def test_a_sharded_parameter_is_gathered_in_each_phase_that_reads_it() -> None:
     program = tiny_program(out=8)
     plan = plan_of(program, Mesh((2,), ("data",)), DATA, "S0")
     text = format_local(lower(program, plan, (0,)))
-    assert "# w gathered over data: wanted whole by up (b)" in text
+    assert "# w gathered over data: wanted whole by up (batch)" in text
     assert "summed and scattered over data: wanted split along dim 0 by the gradient of up.weight" in text
     assert "w: [4, 5] in S0" in text
 

@@ -102,6 +102,8 @@ def test_a_named_role_goes_before_the_name_of_a_factor() -> None:
     choices, modules = {**plan.choices, "gelu": ("d0", "d2")}, {**plan.modules, "gelu": "layers.0.mlp.up"}
     more = msgspec.structs.replace(plan, choices=choices, modules=modules, phases={**plan.phases, "gelu": "forward"})
     assert more.strategies["layers.0.mlp.up"] == "batch over data, column over model"
+    own = {**plan.roles, "gelu": ("d0", "d2")}
+    assert msgspec.structs.replace(more, roles=own).strategies == more.strategies
     unnamed = msgspec.structs.replace(more, roles={})
     assert unnamed.strategies["layers.0.mlp.up"].endswith("split of n and split of d2 over model")
 
