@@ -275,6 +275,7 @@ def wrong_setups(sizes: tuple[int, ...]) -> dict[str, tuple[str, str]]:
         "no model on one": refusal(lambda: go(None if odd else plain, sizes, (x,))),  # type: ignore[arg-type]
         "meta": refusal(lambda: go(empty, sizes, (x,))),
         "capture on one": refusal(lambda: go(Branching(odd), sizes, (x,))),
+        "constraint": refusal(lambda: go(plain, sizes, (x,), constraints={"nothing.like.it": "column"})),
         "after": refusal(lambda: go(plain, sizes, (x,))(x)),
     }
 
@@ -394,3 +395,18 @@ def constants(sizes: tuple[int, ...]) -> list[float]:
         model.linear.bias.zero_()
     x = torch.ones(4, 4)
     return [float(value) for value in autopar.parallelize(model, sizes, x)(x).detach().unique()]
+
+
+def constrained(sizes: tuple[int, ...]) -> tuple[Errors, dict[str, str]]:
+    """Split a pair of layers by column and row; run two shapes; return errors and where the weights rest."""
+    built = build("mlp")
+    parallel, reference = split(built, sizes, constraints={"up": "column", "down": "row"})
+    errors: Errors = {}
+    for batch in (8, 4):
+        args = tuple(a[:batch] for a in built[1])
+        for module in (parallel, reference):
+            module.zero_grad()
+            module(*args).backward()
+        errors[str(batch)] = worst(gradients(parallel), gradients(reference))
+    rests = {name: str(p.placements) for name, p in parallel.named_parameters()}  # type: ignore[attr-defined]
+    return on_first(errors), rests

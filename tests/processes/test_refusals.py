@@ -33,6 +33,7 @@ SETUPS = {
     "no model on one": ("OptionError", "torch.nn.Module"),
     "meta": ("OptionError", "to_empty"),
     "capture on one": ("CaptureError", "semantics.py"),
+    "constraint": ("ConstraintError", "nothing.like.it"),
     "after": ("nothing", ""),
 }
 

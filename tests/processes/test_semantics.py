@@ -83,3 +83,11 @@ def test_stale_optimizer(pool: Pools) -> None:
 def test_constants(pool: Pools) -> None:
     """A tensor that is a plain attribute of the module has the first rank's value everywhere."""
     assert pool(2).run(semantics.constants, (2,)) == [[8.0], [8.0]]
+
+
+def test_constrained(pool: Pools) -> None:
+    """Constraints decide where parameters rest, and stay in force for a second shape."""
+    for errors, rests in pool(2).run(semantics.constrained, (2,)):
+        assert_small(errors)
+        assert rests["up.weight"] == "(Shard(dim=0),)"
+        assert rests["down.weight"] == "(Shard(dim=1),)"
