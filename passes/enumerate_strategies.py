@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from .cost.compute import compute_dtype, op_seconds
+from .cost.compute import compute_dtype, op_seconds, product_of
+from .cost.fusion import ALONE, Traffic
 from .program import result_values, tensor_operands
 from .rules.rule import Choice, Rule
 from .solve.layout_graph import Bools, Floats, Ints, Prices, encode_columns, piece_legality, piece_lengths
@@ -75,6 +76,7 @@ class StrategyTable:
         rule: Rule = node.meta["rule"]
         operands = [operand.meta["val"] for operand in tensor_operands(node)]
         results = [value for _, value in result_values(node)]
+        traffic: Traffic = node.meta.get("traffic", ALONE)
         key = (
             str(node.target),
             rule.factors,
@@ -85,10 +87,11 @@ class StrategyTable:
             rule.same,
             rule.flops,
             tuple((tuple(value.shape), value.dtype) for value in (*operands, *results)),
+            traffic,
         )
         if key not in self._made:
             self._made[key] = enumerate_strategies(
-                node.target, rule, operands, results, self.prices, drop_dominated=self.drop_dominated
+                node.target, rule, operands, results, self.prices, traffic=traffic, drop_dominated=self.drop_dominated
             )
         return self._made[key]
 
@@ -100,6 +103,7 @@ def enumerate_strategies(
     results: Sequence[torch.Tensor],
     prices: Prices,
     *,
+    traffic: Traffic = ALONE,
     drop_dominated: bool = True,
 ) -> Strategies:
     """Return every legal strategy of an op on the mesh of ``prices``.
@@ -109,6 +113,7 @@ def enumerate_strategies(
         rule: its factors.
         operands, results: tensors of the global shapes and dtypes.
         prices: mesh and device.
+        traffic: what the op reads and writes itself, and what stays in the kernel that it shares with others.
         drop_dominated: leave out strategies with the layouts of another one that is not dearer.
     """
     sizes = prices.mesh.sizes
@@ -116,12 +121,14 @@ def enumerate_strategies(
     per_axis = [range(len(all_choices)) if n > 1 else range(1) for n in sizes]
     rows = np.array(list(product(*per_axis)), dtype=np.int64).reshape(-1, len(sizes))
     flops_share = np.ones(len(rows))
+    lengths: dict[str, Ints] = {}
     legal = np.ones(len(rows), dtype=np.bool_)
     for factor in rule.factors:
         split = np.array([choice.factor is not None and choice.factor.name == factor.name for choice in all_choices])
         subset = _subsets(split, rows)
         legal &= piece_legality(factor.size, sizes, factor.even)[subset]
-        flops_share *= piece_lengths(factor.size, sizes)[subset] / max(1, factor.size)
+        lengths[factor.name] = piece_lengths(factor.size, sizes)[subset]
+        flops_share *= lengths[factor.name] / max(1, factor.size)
     sides = []
     bytes_moved = np.zeros(len(rows))
     for what, tensors in (("operands", operands), ("results", results)):
@@ -130,11 +137,19 @@ def enumerate_strategies(
             codes = np.array([getattr(choice, what)[slot] for choice in all_choices], dtype=np.int64)
             fits, numel = _weigh(tuple(tensor.shape), codes, rows, sizes)
             legal &= fits
-            bytes_moved += numel * tensor.dtype.itemsize
+            bytes_moved += numel * tensor.dtype.itemsize * traffic.share(what, slot)
             columns[:, slot] = encode_columns([codes[rows[:, axis]] for axis in range(len(sizes))])
         sides.append(columns)
     dtype = compute_dtype([*operands, *results])
-    seconds = op_seconds(target, rule.flops * flops_share, bytes_moved, dtype, prices.device)
+    seconds = op_seconds(
+        target,
+        rule.flops * flops_share,
+        bytes_moved,
+        dtype,
+        prices.device,
+        product=product_of(rule, lengths),
+        launches=traffic.launches,
+    )
     out = Strategies(sides[0], sides[1], seconds, np.zeros(len(rows), dtype=np.int64), rows).take(legal)
     return _cheapest_of_each(out) if drop_dominated else out
 

@@ -25,14 +25,14 @@ def all_gather_seconds(num_ranks: int, bytes_in: Numbers, dim: int, link: Link, 
     """Return the seconds of gathering ``num_ranks`` pieces of ``bytes_in`` bytes along ``dim``."""
     wire: Numbers = _pass_seconds(num_ranks, num_ranks * bytes_in, link)
     copies: Numbers = _copy_seconds(num_ranks * bytes_in, dim, device)
-    return wire + copies + link.call_s + device.launch_s
+    return wire + copies + link.call_s + device.launch_s  # type: ignore[no-any-return]
 
 
 def reduce_scatter_seconds(num_ranks: int, bytes_in: Numbers, dim: int, link: Link, device: Device) -> Numbers:
     """Return the seconds of reducing ``bytes_in`` bytes over the ranks and leaving each its piece of ``dim``."""
     wire: Numbers = _pass_seconds(num_ranks, bytes_in, link)
     copies: Numbers = _copy_seconds(bytes_in, dim, device)
-    return wire + copies + link.call_s + device.launch_s
+    return wire + copies + link.call_s + device.launch_s  # type: ignore[no-any-return]
 
 
 def all_reduce_seconds(num_ranks: int, bytes_in: Numbers, link: Link, device: Device) -> Numbers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from ..rules.rule import Rule
 from .devices import Device
+from .matmul import Product, product_seconds
 
 Numbers = TypeVar("Numbers", float, "np.ndarray[Any, Any]")
 
@@ -48,20 +49,74 @@ def is_view(target: Any) -> bool:
     return str(getattr(target, "overloadpacket", target)) in VIEWS
 
 
-def op_seconds(target: Any, flops: Numbers, bytes_moved: Numbers, dtype: str, device: Device) -> Numbers:
+ATTENTION: frozenset[str] = frozenset(("autopar.attention", "autopar.attention_backward"))
+"""Fused attention kernels."""
+
+ATTENTION_SHARE = 0.62
+"""The part of a device's achievable matmul rate that fused attention reaches (docs/costs.md)."""
+
+
+def op_seconds(
+    target: Any,
+    flops: Numbers,
+    bytes_moved: Numbers,
+    dtype: str,
+    device: Device,
+    *,
+    product: Product | None = None,
+    launches: float = 1.0,
+) -> Numbers:
     """Return the seconds of one op on its local tensors; views are free.
 
     Args:
         target: the op.
         flops: of the local piece; 0 for an op bound by memory traffic.
-        bytes_moved: all local operands and results together.
+        bytes_moved: all local operands and results together, without those that a fused kernel keeps to itself.
         dtype: name of the dtype that it computes in (``bfloat16``).
         device: where it runs.
+        product: the local sizes if it is a matrix product.
+        launches: kernels started: 0 for an op that runs in the kernel of another one.
     """
     if is_view(target):
         return flops * 0.0
-    times = np.maximum(flops / device.flops_per_s(dtype), bytes_moved / device.memory_bytes_per_s)
-    return times + device.launch_s  # type: ignore[no-any-return]
+    launch_s = launches * device.launch_s
+    if product is not None:
+        return product_seconds(product, bytes_moved, dtype, device) + launch_s  # type: ignore[return-value,arg-type]
+    rate = device.flops_per_s(dtype)
+    if str(getattr(target, "overloadpacket", target)) in ATTENTION:
+        rate *= ATTENTION_SHARE
+    times = np.maximum(flops / rate, bytes_moved / device.stream_bytes_per_s)
+    return times + launch_s  # type: ignore[no-any-return]
+
+
+def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Product | None:
+    """Return the local sizes of an op that is a matrix product, else None.
+
+    The factors that only the first operand and the result have make up ``m``, those of the second ``n``, those of both
+    operands alone ``k``, and those of all three the batch.
+
+    Args:
+        rule: of the op.
+        lengths: local length of every factor, an entry a strategy.
+    """
+    if not rule.flops or len(rule.results) != 1 or len(rule.operands) not in (2, 3):
+        return None
+    first, second = ({name for name in dims if name is not None} for dims in rule.operands[-2:])
+    if len(rule.operands) == 3 and len(rule.operands[2]) == 1:
+        first, second = ({name for name in dims if name is not None} for dims in rule.operands[:2])
+    result = {name for name in rule.results[0] if name is not None}
+    if not result <= first | second or not first & second - result:
+        return None
+    one = np.ones(np.shape(next(iter(lengths.values()))))
+
+    def size(names: set[str]) -> np.ndarray[Any, Any]:
+        total = one
+        for name in sorted(names):
+            total = total * np.maximum(1, lengths[name])
+        return total
+
+    shared = first & second
+    return Product(batch=size(shared & result), m=size(first - second), n=size(second - first), k=size(shared - result))
 
 
 def local_flops(rule: Rule, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> float:
