@@ -7,6 +7,7 @@ from autopar.plan import Options, Plan
 
 from .annotate import annotate
 from .apply_constraints import apply_constraints
+from .cost.fusion import mark_traffic
 from .emit_plan import emit_plan
 from .fold import fold, no_fold
 from .name_roles import name_roles
@@ -39,6 +40,9 @@ def make_plan(
         annotate(program)
     roles = name_roles(program)
     constraints = apply_constraints(program, mesh, options.constraints, roles)
-    folding = fold(program, constraints.key) if folded else no_fold(program)
+    repeated = fold(program, constraints.key)
+    if prices.device.fuses:
+        mark_traffic(program, repeated.class_of)
+    folding = repeated if folded else no_fold(program)
     problem = build_problem(program, prices, options, folding, constraints=constraints, drop_dominated=reduced)
     return emit_plan(program, mesh, options, decide(problem, dominate=reduced), roles=roles)

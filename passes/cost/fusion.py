@@ -1,7 +1,8 @@
 """What each op reads and writes itself when a compiler runs chains of pointwise ops and reductions as one kernel.
 
-A kernel is a set of pointwise ops and reductions over equally many elements, of one phase, that feed each other, views
-between them included. It reads a tensor from outside once, keeps what only it reads to itself, and is launched once.
+A kernel is a set of pointwise ops and reductions over equally many elements, of one phase, that feed each other or
+read the same, views between them included. It reads a tensor once, keeps to itself what only it reads, and is launched
+once.
 The reads are charged to the first op that needs them, a write to the op that makes it, the launch to the first op.
 """
 
@@ -60,6 +61,8 @@ POINTWISE: frozenset[str] = frozenset(
         _aten.tril,
         _aten.triu,
         _aten.cat,
+        _aten.slice_backward,
+        _aten.scatter_add,
         _aten.native_dropout_backward,
         torch.ops.prims.convert_element_type,
     )
@@ -67,12 +70,19 @@ POINTWISE: frozenset[str] = frozenset(
 """Ops without the tag that compute every element by itself."""
 
 
+GATHERS: frozenset[str] = frozenset(
+    str(packet) for packet in (_aten.gather, _aten.index_select, _aten.embedding, _aten.index)
+)
+"""Ops that read of their first operand no more than they return."""
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What of an op's operands and results passes through memory.
 
     Attributes:
-        kept_operands, kept_results: positions of those that stay in the kernel, or that another op of it has read.
+        kept_operands, kept_results: positions of those that stay in the kernel, or that another op of it has read, and
+            of a table of which an op reads no more than it returns.
         launches: 1 for the op that starts the kernel, 0 for the others.
     """
 
@@ -116,26 +126,44 @@ def mark_traffic(program: Program, class_of: Mapping[str, str]) -> Program:
 
 
 class _Kernels:
+    """Which ops share a kernel: those of one level that feed each other or read the same tensor.
+
+    The level of an op counts the ops that can't be fused on the longest way to it, so that nothing that a kernel reads
+    depends on what it computes.
+    """
+
     def __init__(self, program: Program) -> None:
         self.ops = [node for node in program.ops() if not is_view(node.target)]
         self.views = [node for node in program.ops() if is_view(node.target)]
-        self.kernel: dict[str, str] = {}
+        self.level: dict[str, int] = {}
+        self.first: dict[str, str] = {}
+        self.order = {node.name: i for i, node in enumerate(self.ops)}
+        seen: dict[tuple[object, ...], str] = {}
         for node in self.ops:
-            self.kernel[node.name] = self._kernel_of(node)
+            sources = [_source(operand) for operand in tensor_operands(node)]
+            self.level[node.name] = max((self._level_after(source) for source in sources), default=0)
+            self.first[node.name] = node.name
+            if fuses(node.target):
+                self._join(node, sources, seen)
+        self.kernel = {name: self._find(name) for name in self.first}
 
-    def _kernel_of(self, node: fx.Node) -> str:
-        """Return the kernel of the last producer that the op can join, else a new one called after it."""
-        if not fuses(node.target):
-            return node.name
-        joined = [
-            self.kernel[source.name]
-            for source in map(_source, tensor_operands(node))
-            if source.name in self.kernel
-            and fuses(source.target)
-            and source.meta["phase"] == node.meta["phase"]
-            and _elements(source) == _elements(node)
-        ]
-        return joined[-1] if joined else node.name
+    def _level_after(self, source: fx.Node) -> int:
+        return self.level.get(source.name, 0) + (source.name in self.level and not fuses(source.target))
+
+    def _join(self, node: fx.Node, sources: list[fx.Node], seen: dict[tuple[object, ...], str]) -> None:
+        alike = (self.level[node.name], node.meta["phase"], _elements(node))
+        for source in sources:
+            for name in (source.name, seen.get((source.name, *alike))):
+                if name is not None and seen.get((name, *alike, "made")) is not None:
+                    one, other = sorted((self._find(name), self._find(node.name)), key=self.order.__getitem__)
+                    self.first[other] = one
+            seen[source.name, *alike] = node.name
+        seen[node.name, *alike, "made"] = node.name
+
+    def _find(self, name: str) -> str:
+        while self.first[name] != name:
+            name = self.first[name]
+        return name
 
     def traffic(self) -> dict[str, Traffic]:
         out = {node.name: Traffic(launches=0.0) for node in self.views}
@@ -143,7 +171,7 @@ class _Kernels:
         started: set[str] = set()
         for node in self.ops:
             kernel = self.kernel[node.name]
-            kept = []
+            kept = [0] if str(getattr(node.target, "overloadpacket", node.target)) in GATHERS else []
             for position, operand in enumerate(tensor_operands(node)):
                 source = _source(operand)
                 inside = self.kernel.get(source.name) == kernel

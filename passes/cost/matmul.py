@@ -1,8 +1,9 @@
 """Seconds of a matrix product on one device, by its shape: tiles, waves of tiles, and the memory that it streams.
 
-A product of ``m x k`` by ``k x n`` is cut into tiles of the result, of which a device runs ``num_units`` at once; the last
-wave is as long as a full one, a tile pays for the padding of its edge and for ``START_DEPTH`` more columns of ``k`` to
-fill its pipeline. The cheapest tile counts, as a library's heuristic would choose; with few tiles ``k`` is cut too.
+A product of ``m x k`` by ``k x n`` is cut into tiles of the result, of which a device runs ``num_units`` at once; the
+last wave is as long as a full one, a tile pays for the padding of its edge and for ``START_DEPTH`` more columns of
+``k`` to fill its pipeline. The cheapest tile counts, as a library's heuristic would choose; with few tiles ``k`` is
+cut too.
 Constants are fitted to published measurements on four devices (``docs/costs.md``).
 """
 

@@ -1,0 +1,70 @@
+"""Seconds of ops: views, memory traffic, products recognised by their rule."""
+
+import numpy as np
+import pytest
+import torch
+
+from autopar.passes.cost.compute import op_seconds, product_of
+from autopar.passes.cost.devices import device
+from autopar.passes.rules.rule import Factor, Rule
+
+aten = torch.ops.aten
+A100 = device("a100")
+
+
+def rule(operands, results, flops=1.0):
+    """Return a rule of letters."""
+    letters = sorted({letter for dims in (*operands, *results) for letter in dims})
+    split = tuple(tuple(dims) for dims in operands), tuple(tuple(dims) for dims in results)
+    return Rule(tuple(Factor(letter, 4) for letter in letters), *split, flops=flops)
+
+
+def lengths(**sizes):
+    """Return one strategy's lengths."""
+    return {name: np.array([size]) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("operands", "result", "expected"),
+    [
+        (("abk", "nk"), "abn", (1, 6, 7, 5)),
+        (("bmk", "bkn"), "bmn", (3, 4, 7, 5)),
+        (("abn", "abk"), "nk", (1, 7, 5, 6)),
+        (("bk", "nk", "n"), "bn", (1, 3, 7, 5)),
+    ],
+)
+def test_products_by_their_letters(operands, result, expected):
+    """Letters fall into batch, m, n and k."""
+    made = product_of(rule(operands, [result]), lengths(a=2, b=3, m=4, k=5, n=7))
+    assert tuple(float(x[0]) for x in (made.batch, made.m, made.n, made.k)) == expected
+
+
+def test_other_ops_are_no_products():
+    """Neither a sum of two tensors nor an op with many results is a product."""
+    assert product_of(rule(("ab", "ab"), ["ab"], flops=0.0), lengths(a=1, b=1)) is None
+    assert product_of(rule(("ab", "ab"), ["ab"]), lengths(a=1, b=1)) is None
+    assert product_of(rule(("ab", "ab"), ["a", "b"]), lengths(a=1, b=1)) is None
+
+
+def test_views_are_free():
+    """A view costs nothing, whatever it shows."""
+    assert op_seconds(aten.view.default, 0.0, 1e9, "float32", A100) == 0
+
+
+def test_memory_bound_ops_cost_their_bytes():
+    """Bytes over the bandwidth that streams reach, and one launch; none inside another kernel."""
+    seconds = op_seconds(aten.add.Tensor, 0.0, 1e9, "float32", A100)
+    assert seconds == pytest.approx(1e9 / A100.stream_bytes_per_s + A100.launch_s)
+    assert op_seconds(aten.add.Tensor, 0.0, 0.0, "float32", A100, launches=0.0) == 0
+
+
+def test_attention_reaches_less_than_products():
+    """Fused attention does fewer flops a second than a product."""
+    op = torch.ops.autopar.attention.default
+    assert op_seconds(op, 1e12, 0.0, "bfloat16", A100) > 1e12 / A100.flops_per_s("bfloat16")
+
+
+def test_dtypes():
+    """Wider numbers take longer."""
+    op = aten.convolution.default
+    assert op_seconds(op, 1e12, 0.0, "float32", A100) > op_seconds(op, 1e12, 0.0, "bfloat16", A100)
