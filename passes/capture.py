@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 from autopar.errors import CaptureError
 
 from . import torch_private
-from .check_trace import check_trace
+from .check_trace import check_trace, constants_of
 from .clean_graph import clean_graph
 from .decompositions import decomposition_table
+from .preserve_model import PreservedModel
 from .program import Input, Output, Program
 from .trace_joint import Joint, RawTrace
 from .trace_recorder import raising_line
@@ -157,7 +158,8 @@ def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
     Raises:
         torch_private.DATA_DEPENDENT: the model needs the value of a tensor.
     """
-    with torch_private.FakeTensorMode(allow_non_fake_inputs=True), joint.unchanged():
+    model = PreservedModel(joint.model)
+    with model, torch_private.FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
         try:
             joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
@@ -171,6 +173,7 @@ def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
                 f"tracing the model failed at {line or 'no line of its own'}: {type(error).__name__}: {error}. "
                 "Check that the model runs on the example inputs as they are."
             ) from error
+    model.refuse_state(constants_of(joint.trace.graph_module))
     return joint.trace
 
 

@@ -23,6 +23,12 @@ _CUTS = frozenset({
 """Ops through which no gradient flows, though operand and result are floats."""
 
 
+def constants_of(graph_module: fx.GraphModule) -> list[Tensor]:
+    """Return the tensors that a graph reads as constants."""
+    names = [str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"]
+    return [value for value in (getattr(graph_module, name, None) for name in names) if isinstance(value, Tensor)]
+
+
 def check_trace(trace: RawTrace, model: nn.Module, names: list[str]) -> None:
     """Check that no parameter or buffer was burnt in as a constant, and that no gradient got lost.
 

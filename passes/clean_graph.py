@@ -77,7 +77,7 @@ class _Cleaner:
 
     def _rebuilt(self, node: fx.Node) -> fx.Node:
         if node.op == "get_attr":
-            return self._finish(self.graph.get_attr(str(node.target)), node)
+            return self._constant(node)
         args, kwargs = self._map(node.args), self._map(node.kwargs)
         same = _same_as(node, args)
         if same is not None:
@@ -85,6 +85,13 @@ class _Cleaner:
         if node.target in _VIEW:
             return self._view(node, args)
         return self._emit(node, node.target, *_plain_arguments(node, args, kwargs))
+
+    def _constant(self, node: fx.Node) -> fx.Node:
+        """Rebuild a constant; the same tensor is one constant, whatever it is called."""
+        key = ("constant", id(getattr(self.raw, str(node.target))))
+        if key not in self.seen:
+            self.seen[key] = self._finish(self.graph.get_attr(str(node.target)), node)
+        return self.seen[key]
 
     def _view(self, node: fx.Node, args: Any) -> fx.Node:
         """Rebuild a view: of the first of a chain of views, and of a sum that drops what the view drops."""

@@ -33,6 +33,8 @@ def attention(
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (x.to(dtype) for x in (query, key, value))
+    if not query.dtype == key.dtype == value.dtype:
+        return NotImplemented
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if dropout_p > 0.0 or (attn_mask is not None and attn_mask.requires_grad):
         return _apart(flat, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

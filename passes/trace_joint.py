@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,36 +59,10 @@ class Joint:
         leaves: list[Any],
         wants: list[bool],
     ) -> None:
-        self.model, self.names, self.kinds, self.in_spec, self.leaves, self.wants = (
-            model,
-            names,
-            kinds,
-            in_spec,
-            leaves,
-            wants,
-        )
+        self.model, self.names, self.kinds = model, names, kinds
+        self.in_spec, self.leaves, self.wants = in_spec, leaves, wants
         self.recorder = TraceRecorder(model)
         self.trace = RawTrace(fx.GraphModule({}, fx.Graph()), pytree.tree_structure(None), [])
-
-    @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Put back every attribute that the model sets on its modules while it is traced."""
-        modules = list(self.model.modules())
-        before = [(dict(m.__dict__), dict(m._parameters), dict(m._buffers), dict(m._modules)) for m in modules]
-        try:
-            yield
-        finally:
-            for module, (attributes, parameters, buffers, children) in zip(modules, before):
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
-                pairs: Any = (
-                    (module._parameters, parameters),
-                    (module._buffers, buffers),
-                    (module._modules, children),
-                )
-                for now, then in pairs:
-                    now.clear()
-                    now.update(then)
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Run forward and backward on traced tensors; return the raw graph's outputs."""

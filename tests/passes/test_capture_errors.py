@@ -99,6 +99,8 @@ def test_types() -> None:
     assert "args[0] is a ndarray of numpy" in message and "torch.as_tensor" in message
     message = _refused_call((torch.ones(3, 4, dtype=torch.float64),))
     assert "test_capture_errors.py:" in message and "float64" in message and "Check that the model runs" in message
+    message = refused(lambda module, x: torch.nn.functional.scaled_dot_product_attention(x, x.double(), x))
+    assert "test_capture_errors.py:" in message and "same dtype" in message
     message = _refused_call((torch.ones(3, 5),))
     assert "two sizes" in message and "(3, 5)" in message
     assert "TypeError" in _refused_call(("text",))
@@ -139,6 +141,52 @@ def test_write_into_input_or_parameter() -> None:
     message = refused(into_parameter)
     assert "writes into its parameter layer.weight" in message and "buffer" in message
     capture(Lambda(into_input), (torch.ones(3, 4),))
+
+
+class Stateful(nn.Module):
+    """A module with a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, step: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.steps = torch.zeros(4)
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step(self)
+        return (self.layer(x) * self.steps).sum()
+
+
+def test_state_that_is_no_buffer() -> None:
+    """A plain tensor that is written to would be burnt in: refused, and untouched."""
+
+    def in_place(module: Any) -> None:
+        module.steps.add_(1)
+
+    def augmented(module: Any) -> None:
+        module.steps += 1
+
+    def replaced(module: Any) -> None:
+        module.steps = module.steps + 1
+
+    for step in (in_place, augmented, replaced):
+        model = Stateful(step)
+        with pytest.raises(CaptureError, match=r"attribute steps, a tensor that is neither .* register_buffer"):
+            capture(model, (torch.randn(3, 4),))
+        assert model.steps.tolist() == [0.0] * 4
+
+
+def test_plain_tensor_that_is_only_read_or_filled() -> None:
+    """A plain tensor that is only read is a constant; one that is made anew is a cache."""
+    program = capture(Stateful(lambda module: None), (torch.randn(3, 4),))
+    (constant,) = [node for node in program.ops() if node.op == "get_attr"]
+    assert constant.meta["val"].shape == (4,)
+    assert torch.equal(getattr(program.graph_module, constant.target), torch.zeros(4))
+
+    def refill(module: Any) -> None:
+        module.steps = torch.ones(4)
+
+    assert not [node for node in capture(Stateful(refill), (torch.randn(3, 4),)).ops() if node.op == "get_attr"]
 
 
 def test_parameter_reached_past_its_module() -> None:

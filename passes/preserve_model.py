@@ -1,0 +1,68 @@
+"""Leave a model as it was, whatever it does to its own modules while it is traced."""
+
+from __future__ import annotations
+
+import itertools
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from autopar.errors import CaptureError
+
+
+class PreservedModel:
+    """Takes note of every module's attributes on entry and puts them back on exit.
+
+    Tensors that are plain attributes, neither parameters nor buffers, are replaced by copies inside, so that writes in
+    place do not reach them either. ``refuse_state`` tells a cache, which may be filled, from state, which must be a
+    buffer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.named_modules())
+        self._owned = {id(t) for t in itertools.chain(model.parameters(), model.buffers())}
+        self._before: list[tuple[dict[str, Any], ...]] = []
+        self._copies: dict[str, Tensor] = {}
+        self._replaced: set[str] = set()
+
+    def __enter__(self) -> PreservedModel:
+        for path, module in self._modules:
+            parts = (module.__dict__, module._parameters, module._buffers, module._modules)
+            self._before.append(tuple(dict(part) for part in parts))
+            for name, value in list(module.__dict__.items()):
+                if isinstance(value, Tensor) and id(value) not in self._owned:
+                    copy = value.detach().clone().requires_grad_(value.requires_grad)
+                    module.__dict__[name] = self._copies[f"{path}.{name}".lstrip(".")] = copy
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: TracebackType | None) -> None:
+        for (path, module), saved in zip(self._modules, self._before):
+            for name, value in module.__dict__.items():
+                full = f"{path}.{name}".lstrip(".")
+                if full in self._copies and value is not self._copies[full]:
+                    self._replaced.add(full)
+            # The attributes come first: among them are the very dicts of parameters, buffers and children.
+            for part, then in zip((module.__dict__, *(saved[0][key] for key in _DICTS)), saved):
+                part.clear()
+                part.update(then)
+
+    def refuse_state(self, constants: list[Tensor]) -> None:
+        """Check that no plain tensor attribute was written to, or read and then replaced.
+
+        Args:
+            constants: the constants that the trace reads.
+
+        Raises:
+            CaptureError: an attribute that is state and no buffer.
+        """
+        read = {id(tensor) for tensor in constants}
+        for name, copy in self._copies.items():
+            if copy._version > 0 or (name in self._replaced and id(copy) in read):
+                raise CaptureError(
+                    f"the model writes to its attribute {name}, a tensor that is neither parameter nor buffer, so the "
+                    "next step would not see it. Register it with register_buffer."
+                )
+
+
+_DICTS = ("_parameters", "_buffers", "_modules")
