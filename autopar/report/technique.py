@@ -113,13 +113,18 @@ def _parameter_technique(
 
 
 def layout_text(plan: PlanRecord, layout: str, techniques: Sequence[str] = ()) -> str:
-    """Return a layout in words: ``S1 over data (ZeRO-3), S0 over model (column)``; axes without news are left out."""
-    parts = []
+    """Return a layout in words: ``S1 over data (ZeRO-3), S0 over model (column)``.
+
+    Axes that do the same stand together (``S0 over data, model (ZeRO-3)``), axes without news are left out.
+    """
     codes = parse_layout(layout)
+    axes: dict[tuple[int, str], list[str]] = defaultdict(list)
     for axis in wide_axes(plan):
         technique = techniques[axis] if techniques else ""
-        if codes[axis] == REPLICATE and not technique:
-            continue
-        note = f" ({technique})" if technique else ""
-        parts.append(f"{code_name(codes[axis])} over {plan.mesh_record.names[axis]}{note}")
+        if codes[axis] != REPLICATE or technique:
+            axes[codes[axis], technique].append(plan.mesh_record.names[axis])
+    parts = [
+        f"{code_name(code)} over {', '.join(names)}" + (f" ({technique})" if technique else "")
+        for (code, technique), names in axes.items()
+    ]
     return ", ".join(parts) or "whole on every rank"

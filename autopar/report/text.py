@@ -52,15 +52,16 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence
 
     Long cells wrap; nothing is cut off and nothing is read as markup.
     """
-    grid = Table(box=_RULED, pad_edge=False, show_edge=False, padding=(0, 1))
+    rows = [tuple(row) for row in rows]
+    names_fit = max((len(row[0]) for row in rows), default=0) <= WIDTH // 2
+    grid = Table(box=_RULED, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for index, header in enumerate(headers):
+        flush_right = header in right
         grid.add_column(
             Text(header),
-            justify="right" if header in right else "left",
+            justify="right" if flush_right else "left",
             overflow="fold",
-            no_wrap=header in right,
-            ratio=None,
-            min_width=len(header) if index else min(len(header), 8),
+            no_wrap=flush_right or (index == 0 and names_fit),
         )
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar.errors import PlanError
 from autopar.plans import CollectiveRow, Cost, MeshRecord, Plan, SolverReport
 from autopar.report.summary import main_reason
-from autopar.report.technique import module_strategies, parameter_techniques
-from autopar.report.text import format_bytes, format_seconds, format_shape, table
+from autopar.report.technique import layout_text, module_strategies, parameter_techniques
+from autopar.report.text import WIDTH, format_bytes, format_seconds, format_shape, table
 from tests.autopar.fake_plans import small_plan, two_axis_plan
 
 Golden = Callable[[str, str], None]
@@ -55,10 +57,10 @@ def test_pages_are_the_golden_ones_and_narrow(page: str, golden: Golden) -> None
 
 def test_the_summary_folds_layers_and_names_techniques() -> None:
     """Depth does not lengthen the page, and each technique has its name."""
-    shallow, deep = str(two_axis_plan(2)), str(two_axis_plan(48))
+    shallow, deep = str(two_axis_plan(24)), str(two_axis_plan(96))
     assert len(shallow.splitlines()) == len(deep.splitlines())
     line = next(line for line in deep.splitlines() if "layers.*.mlp.up.weight" in line)
-    assert line.split()[1] == "48"
+    assert line.split()[1] == "96"
     assert "S1 over data (ZeRO-3), S0 over model (column)" in line
 
 
@@ -186,9 +188,41 @@ def test_seconds_have_units(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
-def test_tables_do_not_read_markup_and_do_not_cut() -> None:
-    """Names with brackets stand as they are, and long names are wrapped, not cut off."""
-    name = "kwargs['labels']" + "[bold]x[/bold]" * 20
-    text = table(("name", "n"), [(name, "1")])
-    assert name in text.replace("\n", "").replace(" ", "").replace("-", "").replace("namen", "").replace("1", "")
+def test_axes_that_do_the_same_stand_together() -> None:
+    """One phrase for two axes that split alike, two for two that do not."""
+    plan = two_axis_plan(1)
+    assert layout_text(plan, "S0,S0", ("ZeRO-3", "ZeRO-3")) == "S0 over data, model (ZeRO-3)"
+    assert layout_text(plan, "S0,S0", ("ZeRO-3", "row")) == "S0 over data (ZeRO-3), S0 over model (row)"
+    assert layout_text(plan, "R,R") == "whole on every rank"
+
+
+def test_tables_do_not_read_markup() -> None:
+    """Names with brackets stand as they are."""
+    text = table(("name", "n"), [("kwargs['labels'] [bold]x[/bold]", "1")])
+    assert "kwargs['labels'] [bold]x[/bold]" in text
     assert format_shape(()) == "scalar"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 120), st.integers(1, 9), st.integers(0, 40), st.integers(0, 15), st.lists(st.integers(1, 30))
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_tables_are_narrow_and_lose_nothing(lengths: list[tuple[int, int, int, int, list[int]]]) -> None:
+    """Whatever is in the cells, no character of them is cut off and no line is too long."""
+    marks = "abcde"
+    rows = [
+        tuple(
+            " ".join(mark * n for n in (length if isinstance(length, list) else [length]))
+            for mark, length in zip(marks, row)
+        )
+        for row in lengths
+    ]
+    text = table(("N", "C", "S", "P", "R"), rows, right=("C",))
+    for mark, cells in zip(marks, zip(*rows)):
+        assert text.count(mark) == sum(cell.count(mark) for cell in cells)
+    assert max(map(len, text.splitlines())) <= WIDTH - 2
