@@ -36,8 +36,14 @@ def linear(flat: FlatViews, input: Tensor, weight: Tensor, bias: Tensor | None =
     return product if bias is None else product + bias.to(product.dtype)
 
 
-def matmul(flat: FlatViews, input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Any:
-    """Trace ``torch.matmul``, ``mm``, ``bmm``, ``mv`` and ``dot``; leading dims broadcast."""
+def matmul(
+    flat: FlatViews, input: Tensor, other: Tensor | None = None, *, out: Tensor | None = None, **named: Any
+) -> Any:
+    """Trace ``torch.matmul``, ``mm``, ``bmm``, ``mv`` and ``dot``; leading dims broadcast.
+
+    The second operand has another name in each of them.
+    """
+    other = next(iter(named.values()), other)
     if out is not None or not isinstance(other, Tensor) or 0 in (input.dim(), other.dim()):
         return NotImplemented
     known = flat.whole(input) if input.dim() == 2 and other.dim() == 2 else None
@@ -70,11 +76,13 @@ def _kept(names: str, used: str) -> str:
 
 
 def addmm(
-    flat: FlatViews, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Any = None
+    flat: FlatViews, input: Tensor, *factors: Any, beta: float = 1, alpha: float = 1, out: Any = None, **named: Any
 ) -> Any:
     """Trace ``addmm``, ``baddbmm`` and ``addmv`` as a product and a sum."""
-    if out is not None:
+    factors = (*factors, *named.values())
+    if out is not None or len(factors) != 2 or not all(isinstance(x, Tensor) for x in (input, *factors)):
         return NotImplemented
+    mat1, mat2 = factors
     known = flat.whole(mat1) if mat1.dim() == 2 and mat2.dim() == 2 and input.dim() == 1 else None
     if known is not None:
         whole = addmm(flat, input, known[0], mat2, beta=beta, alpha=alpha)
@@ -138,12 +146,6 @@ def _reversed_matmul(flat: FlatViews, input: Tensor, other: Tensor) -> Any:
     return matmul(flat, other, input) if isinstance(other, Tensor) else NotImplemented
 
 
-def _method_addmm(
-    flat: FlatViews, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Any:
-    return addmm(flat, input, mat1, mat2, beta=beta, alpha=alpha)
-
-
 REWRITES: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     **dict.fromkeys(
@@ -154,8 +156,10 @@ REWRITES: dict[Any, Callable[..., Any]] = {
         matmul,
     ),
     Tensor.__rmatmul__: _reversed_matmul,
-    **dict.fromkeys((torch.addmm, torch.baddbmm, torch.addmv), addmm),
-    **dict.fromkeys((Tensor.addmm, Tensor.baddbmm, Tensor.addmv), _method_addmm),
+    **dict.fromkeys(
+        (torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv),
+        addmm,
+    ),
     torch.einsum: einsum,
 }  # fmt: skip
 """Torch function -> its rewrite."""

@@ -8,6 +8,7 @@ rewrite returns ``NotImplemented`` where it does not apply; the function then ru
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -42,6 +43,7 @@ class TraceOps(TorchFunctionMode):
         self.recorder = recorder
         self.flat = FlatViews()
         self.constants = Constants()
+        self._mirrored = torch.is_autocast_enabled("cuda")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,10 +54,22 @@ class TraceOps(TorchFunctionMode):
             self.recorder.source = self.recorder.at_user_line()
             self.recorder.differentiable = torch.is_grad_enabled()
         try:
-            return self._call(func, *_on_cpu(func, args, kwargs))
+            with self._autocast() if outermost else nullcontext():
+                return self._call(func, *_on_cpu(func, args, kwargs))
         finally:
             if outermost:
                 self.recorder.source = ""
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Return a context in which CPU autocast, which the trace obeys, follows the autocast of CUDA.
+
+        Where that one was on around the trace, CPU autocast was switched on for it, so both must still be on.
+        """
+        cpu, cuda = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+        wanted = cpu and cuda if self._mirrored else cpu or cuda
+        if wanted == cpu:
+            return nullcontext()
+        return torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda"), enabled=wanted)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in READS:

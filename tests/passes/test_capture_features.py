@@ -271,6 +271,31 @@ def test_autocast() -> None:
     assert_same_step(one, two, rtol=5e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("around", [False, True])
+def test_autocast_of_another_device(around: bool) -> None:
+    """Autocast of CUDA decides about the casts of a trace, also where the model switches it off or on itself."""
+
+    def switch(on: bool) -> None:
+        torch.set_autocast_enabled("cuda", on)
+
+    def run(layer: nn.Module, x: Tensor) -> Tensor:
+        y = layer(x)
+        switch(not around)
+        return y.float() @ layer.weight
+
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        switch(around)
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            program = capture(Lambda(run), (torch.randn(2, 6),))
+    finally:
+        switch(False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+    products = [node for node in program.ops() if str(node.target) == "autopar.contract.default"]
+    wanted = [node.meta["val"].dtype == torch.bfloat16 for node in products if node.meta["phase"] == "forward"]
+    assert wanted == [around, not around]
+
+
 def test_no_grad_and_training_argument() -> None:
     """``torch.no_grad`` and ``training=False`` give a forward-only program, ``training=True`` a joint one."""
     model, args = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), (torch.randn(2, 3),)
