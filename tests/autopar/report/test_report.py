@@ -58,7 +58,7 @@ def test_pages_are_the_golden_ones_and_narrow(page: str, golden: Golden) -> None
 def test_the_summary_folds_layers_and_names_techniques() -> None:
     """Depth does not lengthen the page, and each technique has its name."""
     deep = str(two_axis_plan(96))
-    starts = [[line[:12] for line in page.splitlines() if line[2:3].strip()] for page in (str(two_axis_plan(3)), deep)]
+    starts = [[line[:10] for line in page.splitlines() if line[2:3].strip()] for page in (str(two_axis_plan(3)), deep)]
     assert sorted(starts[0]) == sorted(starts[1])
     line = next(line for line in deep.splitlines() if "layers.*.mlp.up.weight" in line)
     assert line.split()[1] == "96"
