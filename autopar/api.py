@@ -46,7 +46,8 @@ def plan(
         constraints: pattern of a module or parameter -> technique or layout, as ``{"layers.*.up_proj": "column"}``.
         inputs: ``"global"`` when every rank will pass the global batch, ``"local"`` when it passes its share of dim 0
             over the first mesh axis; the example is of the same kind.
-        outputs: ``"full"``, ``"lie"`` (a DTensor where it lies) or ``"auto"`` (full, but where they lie beside a loss).
+        outputs: ``"full"`` (plain tensors, all differentiable), ``"lie"`` (DTensors where they lie) or ``"auto"``:
+            full, but beside a loss where they lie and not differentiated.
 
     Raises:
         MeshError, OptionError, CaptureError, ConstraintError, InfeasibleError: each says what to do.
@@ -60,7 +61,7 @@ def plan(
     options = check_options(optimizer, memory, constraints, inputs, outputs)
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
-    program = source.capture(take_apart(model, args, named, device=None), grid, inputs)
+    program = source.capture(take_apart(model, args, named, device=None), grid, inputs, outputs)
     return make_plan(program, grid, options)
 
 

@@ -56,7 +56,7 @@ def verify(
         model = copy.deepcopy(model)
         append_loss(model, loss, count_targets(loss))
     call = take_apart(model, args, named, device=None)
-    program = annotate(Source.of(model, None).capture(call, given.mesh, "global"))
+    program = annotate(Source.of(model, None).capture(call, given.mesh, "global", given.options.outputs))
     verify_ranks(model, program, given, args, named, rtol=rtol, optimizer=optimizer)
 
 

@@ -24,7 +24,12 @@ from .trace_recorder import raising_line
 
 
 def capture(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, training: bool | None = None
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool | None = None,
+    every_output: bool = False,
 ) -> Program:
     """Trace ``model`` on example inputs into a program; neither the model nor any data is touched.
 
@@ -33,6 +38,7 @@ def capture(
         args: positional example inputs; tensors may be real, meta or fake, only their shapes and dtypes count.
         kwargs: example inputs by keyword.
         training: trace the backward too; by default when the module is in training mode and gradients are enabled.
+        every_output: differentiate every output, also beside a loss, which then is an output like the others.
 
     Raises:
         CaptureError: the inputs do not fit the model, or it can't be traced whole; the message names the user's line.
@@ -51,7 +57,7 @@ def capture(
     kinds: list[str] = [role.kind for role in inputs]
 
     def joint() -> Joint:
-        return Joint(model, names, kinds, in_spec, leaves, wants)
+        return Joint(model, names, kinds, in_spec, leaves, wants, every_output)
 
     try:
         trace = _trace(joint(), tensors)

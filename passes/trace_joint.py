@@ -58,7 +58,9 @@ class Joint:
         in_spec: pytree.TreeSpec,
         leaves: list[Any],
         wants: list[bool],
+        every_output: bool = False,
     ) -> None:
+        self.every_output = every_output
         self.model, self.names, self.kinds = model, names, kinds
         self.in_spec, self.leaves, self.wants = in_spec, leaves, wants
         self.recorder = TraceRecorder(model)
@@ -98,7 +100,8 @@ class Joint:
         differentiable = [
             i for i in trace.tensor_leaves if leaves[i].requires_grad and leaves[i].dtype.is_floating_point
         ]
-        trace.loss = loss_of([path for path, _ in trace.leaves], leaves, trace.out_spec)
+        if not self.every_output:
+            trace.loss = loss_of([path for path, _ in trace.leaves], leaves, trace.out_spec)
         trace.tangents = differentiable if trace.loss is None else [i for i in differentiable if i == trace.loss]
         if not trace.tangents:
             return []

@@ -60,7 +60,7 @@ class Compiler:
     def _capture(self, call: Call, options: Options) -> Program:
         from autopar.passes.annotate import annotate
 
-        return annotate(self.source.capture(call, self.groups.mesh, options.inputs))
+        return annotate(self.source.capture(call, self.groups.mesh, options.inputs, options.outputs))
 
 
 def _make_plan(program: Program, groups: MeshGroups, options: Options) -> Plan:

@@ -246,7 +246,7 @@ class Executable:
             if result.role.index not in wanted:
                 raise InputError(
                     f"a gradient reached the output {result.role.name}, but beside a loss only the loss is "
-                    "differentiated; put the term into the loss inside the module (or by loss=), or detach the output"
+                    "differentiated; use outputs='full', put the term into the loss inside the module, or detach it"
                 )
             by_index[result.role.index] = gradient
         out = []

@@ -46,8 +46,10 @@ class Source:
         append_loss(shadow, loss, num_targets)
         return cls(shadow, num_targets)
 
-    def capture(self, call: Call, mesh: Mesh, inputs: str) -> Program:
+    def capture(self, call: Call, mesh: Mesh, inputs: str, outputs: str = "auto") -> Program:
         """Trace the module on a call; with ``inputs="local"`` on the global batch that its tensors are a share of.
+
+        With ``outputs="full"`` every output is differentiated, also beside a loss.
 
         Raises:
             CaptureError: the module can't be traced on these inputs.
@@ -68,7 +70,7 @@ class Source:
             if torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu"):
                 stack.enter_context(torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda")))
             stack.enter_context(torch.set_grad_enabled(call.signature.gradient))
-            return capture(self.module, args, kwargs, training=call.signature.gradient)
+            return capture(self.module, args, kwargs, training=call.signature.gradient, every_output=outputs == "full")
 
     def set_modes(self, modes: Mapping[str, bool], requires_grad: Mapping[str, bool]) -> None:
         """Set the training flag of every module and the gradient flag of every parameter, by full name."""

@@ -410,3 +410,13 @@ def constrained(sizes: tuple[int, ...]) -> tuple[Errors, dict[str, str]]:
         errors[str(batch)] = worst(gradients(parallel), gradients(reference))
     rests = {name: str(p.placements) for name, p in parallel.named_parameters()}  # type: ignore[attr-defined]
     return on_first(errors), rests
+
+
+def every_output(sizes: tuple[int, ...]) -> Errors:
+    """Let gradients reach the loss and the logits of a module that returns both."""
+    built = build("gpt2")
+    parallel, reference = split(built, sizes, outputs="full")
+    for module in (parallel, reference):
+        out = module(*built[1], **built[2])
+        (out.loss * 2 + out.logits.square().mean()).backward()
+    return on_first({"gradients": worst(gradients(parallel), gradients(reference))})

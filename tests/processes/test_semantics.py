@@ -71,7 +71,7 @@ def test_outputs_beside_a_loss(pool: Pools) -> None:
     """Beside a loss other outputs lie where they are, and a gradient that reaches one is refused."""
     for kinds, refused in pool(2).run(semantics.inner_output, (2,)):
         assert kinds == {"loss": "Tensor", "logits": "DTensor", "out": "CausalLMOutputWithCrossAttentions"}
-        assert refused[0] == "InputError" and "put the term into the loss" in refused[1]
+        assert refused[0] == "InputError" and "use outputs='full'" in refused[1]
 
 
 def test_stale_optimizer(pool: Pools) -> None:
@@ -91,3 +91,8 @@ def test_constrained(pool: Pools) -> None:
         assert_small(errors)
         assert rests["up.weight"] == "(Shard(dim=0),)"
         assert rests["down.weight"] == "(Shard(dim=1),)"
+
+
+def test_every_output(pool: Pools) -> None:
+    """With ``outputs="full"`` gradients may reach every output, also beside a loss."""
+    assert_small(pool(2).run(semantics.every_output, (2,))[0])
