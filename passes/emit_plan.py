@@ -11,11 +11,12 @@ from autopar.plan import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, 
 from .cost.memory import ParameterBytes, parameter_bytes
 from .describe_plan import describe_plan
 from .enumerate_strategies import choice_names
+from .insert_collectives import arc_bytes
 from .name_roles import FactorRoles
 from .program import Input, Program
 from .redistribution import arc_between
 from .solve.decide import Decided
-from .solve.layout_graph import arc_bytes, decode
+from .solve.layout_graph import decode
 from .solve.problem import Network, output_name
 from .solve.travel import Travel
 
@@ -120,7 +121,7 @@ class _Emission:
             axis=arc.axis,
             tensor=name,
             phase=phase,
-            bytes=arc_bytes(arc.kind, self.mesh.sizes[arc.axis], graph, source, target),
+            bytes=arc_bytes(graph.shape, graph.itemsize, arc, self.mesh.sizes),
             seconds=graph.seconds_between[source, target],
         )
 

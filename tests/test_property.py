@@ -32,6 +32,7 @@ def assert_collectives_are_the_plans(program: Program, plan: Plan, result: StepR
     assert shown == planned
 
 
+@pytest.mark.timeout(1800)
 @settings(max_examples=2 * settings.default.max_examples)
 @given(recipes(), meshes(), st.data())
 def test_any_plan_equals_one_device(recipe: Recipe, mesh: Mesh, data: st.DataObject) -> None:

@@ -78,7 +78,7 @@ def collective_seconds(
     Args:
         kind: as ``Arc.kind``.
         num_ranks: the size of the axis.
-        bytes_in: what one rank hands in, see ``bytes_handed_in``.
+        bytes_in: what the fullest rank hands in, see ``passes.insert_collectives.arc_bytes``.
         source, target: the placement codes on the axis before and after.
         link: the axis's own.
         device: where the copies run.
@@ -142,18 +142,3 @@ def _copy_seconds(bytes_copied: Numbers, dim: int, device: Device) -> Numbers:
     if dim == 0:
         return bytes_copied * 0.0
     return 2.0 * bytes_copied / device.stream_bytes_per_s + device.launch_s
-
-
-def bytes_handed_in(kind: str, num_ranks: int, source_numel: int, target_numel: int, itemsize: int) -> int:
-    """Return the bytes that one rank hands to a collective; uneven pieces are padded to the longest.
-
-    Args:
-        kind: as ``Arc.kind``.
-        num_ranks: the size of the axis.
-        source_numel, target_numel: elements of the largest rank's piece before and after.
-        itemsize: bytes of an element.
-    """
-    if kind == "slice":
-        return 0
-    padded = num_ranks * target_numel if kind in ("reduce_scatter", "all_to_all") else source_numel
-    return padded * itemsize

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import shortest_path
 from autopar.mesh import Mesh
 from autopar.placement import PARTIAL_SUM, REPLICATE, Layout, pieces_nonempty
 
-from ..cost.collectives import bytes_handed_in, collective_seconds
+from ..cost.collectives import collective_seconds
 from ..cost.devices import Device, Link, device, mesh_links
 from ..redistribution import arc_kind
 
@@ -209,8 +209,12 @@ def _build(shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], pri
                 rows = (arcs[:, 2] == axis) & (columns[axis][arcs[:, 0]] == begin) & (columns[axis][arcs[:, 1]] == end)
                 if kind is None or not rows.any():
                     continue
-                before, after = numel[arcs[rows, 0]], numel[arcs[rows, 1]]
-                padded = sizes[axis] * after if kind in ("reduce_scatter", "all_to_all") else before
+                padded = numel[arcs[rows, 0]]
+                if kind in ("reduce_scatter", "all_to_all"):
+                    starts, ends = ([col[arcs[rows, side]] for col in columns] for side in (0, 1))
+                    padded = (
+                        padded // _lengths(shape, sizes, starts, end) * sizes[axis] * _lengths(shape, sizes, ends, end)
+                    )
                 bytes_in = (padded * itemsize).astype(np.float64)
                 seconds[rows] = collective_seconds(kind, sizes[axis], bytes_in, begin, end, link, prices.device)
     complete = np.all([col > PARTIAL_SUM for col in columns], axis=0)
@@ -223,10 +227,19 @@ def _weigh(shape: tuple[int, ...], sizes: Sequence[int], columns: list[Ints]) ->
     legal = np.ones(len(columns[0]), dtype=np.bool_)
     numel = np.ones(len(columns[0]), dtype=np.int64)
     for dim, size in enumerate(shape):
-        subset = sum((col == dim).astype(np.int64) << axis for axis, col in enumerate(columns))
-        legal &= piece_legality(size, sizes)[subset]
-        numel *= piece_lengths(size, sizes)[subset]
+        legal &= piece_legality(size, sizes)[_subsets(columns, dim)]
+        numel *= _lengths(shape, sizes, columns, dim)
     return legal, numel
+
+
+def _subsets(columns: list[Ints], dim: int) -> Ints:
+    """Return, for every layout, the axes that split ``dim``, as bits."""
+    return np.sum([(col == dim).astype(np.int64) << axis for axis, col in enumerate(columns)], axis=0, dtype=np.int64)
+
+
+def _lengths(shape: Sequence[int], sizes: Sequence[int], columns: list[Ints], dim: int) -> Ints:
+    """Return, for every layout, the length of ``dim`` in the largest rank's piece."""
+    return piece_lengths(shape[dim], sizes)[_subsets(columns, dim)]
 
 
 def _arcs(codes: list[list[int]], columns: list[Ints], position: Ints) -> Ints:
@@ -249,8 +262,3 @@ def _arcs(codes: list[list[int]], columns: list[Ints], position: Ints) -> Ints:
                 pairs = np.stack([position[starts[keep]], position[ends[keep]], np.full(int(keep.sum()), axis)], axis=1)
                 out.append(pairs)
     return np.concatenate(out)
-
-
-def arc_bytes(kind: str, parts: int, graph: LayoutGraph, source: int, target: int) -> int:
-    """Return the bytes that one rank hands in for an arc of ``graph`` between two nodes."""
-    return bytes_handed_in(kind, parts, int(graph.numel[source]), int(graph.numel[target]), graph.itemsize)
