@@ -61,10 +61,10 @@ def capture(
 
     try:
         trace = _trace(joint(), tensors)
-    except torch_private.DATA_DEPENDENT:
-        # Many models look at values only when they are not compiled, to save work.
+    except CaptureError:
+        # Many models look at values, or call a kernel of one device, only when they are not compiled.
         with torch_private.as_if_compiling():
-            trace = _traced_or_refused(joint(), tensors)
+            trace = _trace(joint(), tensors)
     check_trace(trace, model, names)
     return _program(trace, inputs, wants, leaves, in_spec)
 
@@ -159,41 +159,33 @@ def _check_devices(roles: list[tuple[Input, Tensor]]) -> None:
 
 
 def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
-    """Run the joint function on fake CPU tensors; a failure becomes a CaptureError that names the user's line.
-
-    Raises:
-        torch_private.DATA_DEPENDENT: the model needs the value of a tensor.
-    """
+    """Run the joint function on fake CPU tensors; a failure becomes a CaptureError that names the user's line."""
     model = PreservedModel(joint.model)
-    with model, torch_private.FakeTensorMode(allow_non_fake_inputs=True):
+    with model, torch_private.FakeTensorMode(allow_non_fake_inputs=True), torch_private.quiet():
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
         try:
             joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
         except CaptureError:
             raise
-        except torch_private.DATA_DEPENDENT:
-            raise
         except Exception as error:
-            line = raising_line(error.__traceback__)
-            raise CaptureError(
-                f"tracing the model failed at {line or 'no line of its own'}: {type(error).__name__}: {error}. "
-                "Check that the model runs on the example inputs as they are."
-            ) from error
+            raise CaptureError(_failure(error)) from error
     model.refuse_state(constants_of(joint.trace.graph_module))
     return joint.trace
 
 
-def _traced_or_refused(joint: Joint, tensors: list[Tensor]) -> RawTrace:
-    try:
-        return _trace(joint, tensors)
-    except torch_private.DATA_DEPENDENT as error:
-        line = raising_line(error.__traceback__)
-        raise CaptureError(
+def _failure(error: Exception) -> str:
+    line = raising_line(error.__traceback__)
+    if isinstance(error, torch_private.DATA_DEPENDENT):
+        return (
             f"the model can't be captured whole: {line or 'a line of the model'} needs the value of a tensor "
             "(a branch on data, .item(), .tolist(), or an op whose result has a shape that depends on data), "
             "and a compiled program has none. Use torch.where or a mask instead, or compute the value outside of "
             "the model and pass it in as a number."
-        ) from error
+        )
+    return (
+        f"tracing the model failed at {line or 'no line of its own'}: {type(error).__name__}: {error}. "
+        "Check that the model runs on the example inputs as they are."
+    )
 
 
 def _program(

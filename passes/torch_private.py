@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,7 @@ __all__ = [
     "new_placeholder",
     "node_of",
     "outside_of_trace",
+    "quiet",
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
     "suggest_memory_format",
@@ -60,6 +62,18 @@ __all__ = [
 
 DATA_DEPENDENT: tuple[type[BaseException], ...] = (DataDependentOutputException, DynamicOutputShapeException)
 """What torch raises when Python asks a fake tensor for a value."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from logging an op that fails on fake tensors; the error itself says it."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 class _PlainCheckpoint:
