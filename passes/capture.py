@@ -17,6 +17,7 @@ from . import torch_private
 from .check_trace import check_trace, constants_of
 from .clean_graph import clean_graph
 from .decompositions import decomposition_table
+from .output_leaves import holds_tensors
 from .preserve_model import PreservedModel
 from .program import Input, Output, Program
 from .trace_joint import Joint, RawTrace
@@ -88,6 +89,12 @@ def _check_arguments(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Non
         if type(leaf).__module__.partition(".")[0] == "numpy":
             raise CaptureError(
                 f"example input {path} is a {type(leaf).__name__} of numpy; autopar takes tensors: torch.as_tensor(...)"
+            )
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf, depth=4):
+            raise CaptureError(
+                f"example input {path} is a {type(leaf).__name__}, which holds tensors that autopar can't see, so they "
+                "would be constants. Pass the tensors themselves, in tuples, lists or dicts, or make the class known to "
+                "torch.utils._pytree.register_pytree_node."
             )
 
 

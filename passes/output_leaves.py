@@ -9,19 +9,50 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from autopar.errors import CaptureError
+
 
 def flatten_outputs(result: Any) -> tuple[list[str], list[Any], pytree.TreeSpec]:
     """Return paths, leaves and spec of any nesting of containers and dataclasses.
 
     Dataclasses that pytree does not know yet are made known to it, so that a result can be put together again.
+
+    Raises:
+        CaptureError: a leaf is an object of another kind with tensors in it.
     """
     while True:
         leaves, spec = pytree.tree_flatten(result)
         unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)}
         if not unknown:
-            return list(_paths(result)), leaves, spec
+            paths = list(_paths(result))
+            _refuse_hidden_tensors(paths, leaves)
+            return paths, leaves, spec
         for cls in sorted(unknown, key=lambda cls: f"{cls.__module__}.{cls.__qualname__}"):
             pytree.register_dataclass(cls)
+
+
+def _refuse_hidden_tensors(paths: list[str], leaves: list[Any]) -> None:
+    for path, leaf in zip(paths, leaves):
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf, depth=4):
+            raise CaptureError(
+                f"the model's output {path or 'as a whole'} is a {type(leaf).__name__}, which holds tensors that "
+                "autopar can't see. Leave it out (a cache, for instance, with use_cache=False), or make its class known to "
+                "torch.utils._pytree.register_pytree_node."
+            )
+
+
+def holds_tensors(value: Any, depth: int) -> bool:
+    """Tell whether there is a tensor in an object, at most ``depth`` attributes or items deep."""
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, type):
+        return False
+    inside: list[Any] = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, Mapping):
+        inside += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inside += value
+    return any(holds_tensors(item, depth - 1) for item in inside)
 
 
 def _paths(result: Any) -> Iterator[str]:

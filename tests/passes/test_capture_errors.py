@@ -95,6 +95,8 @@ def _refused_call(args: Any, **kwargs: Any) -> str:
 def test_types() -> None:
     """A bare tensor instead of a tuple, numpy arrays, and what the model itself can't take."""
     assert "must be a tuple" in _refused_call(torch.ones(4)) and "(x,)" in _refused_call(torch.ones(4))
+    message = _refused_call((Stateful(torch.ones(3)),))
+    assert "args[0] is a Stateful, which holds tensors" in message and "Pass the tensors themselves" in message
     message = _refused_call((numpy.ones(4, dtype=numpy.float32),))
     assert "args[0] is a ndarray of numpy" in message and "torch.as_tensor" in message
     message = _refused_call((torch.ones(3, 4, dtype=torch.float64),))
@@ -141,6 +143,20 @@ def test_write_into_input_or_parameter() -> None:
     message = refused(into_parameter)
     assert "writes into its parameter layer.weight" in message and "buffer" in message
     capture(Lambda(into_input), (torch.ones(3, 4),))
+
+
+def test_outputs_that_hide_tensors() -> None:
+    """An object with tensors in it, such as a cache, is refused; one without is a constant."""
+
+    class Cache:
+        def __init__(self, *layers: Any) -> None:
+            self.layers = [{"keys": layer} for layer in layers]
+
+    message = refused(lambda module, x: {"loss": module.layer(x).sum(), "cache": Cache(x)})
+    assert "output ['cache'] is a Cache, which holds tensors" in message and "use_cache=False" in message
+    empty = Cache(1, "two")
+    program = capture(Lambda(lambda module, x: (module.layer(x).sum(), empty)), (torch.randn(3, 4),))
+    assert program.outputs[1].constant is empty
 
 
 class Stateful(nn.Module):
