@@ -1,4 +1,4 @@
-"""The command line: ``autopar plan | show | explain | diff | verify``."""
+"""The command line: ``autopar plan | show | explain | diff | verify | calibrate``."""
 
 from __future__ import annotations
 
@@ -117,6 +117,26 @@ def verify_command(
 
     verify(case.model, chosen, case.args, case.kwargs)
     typer.echo(f"{model} on {chosen.mesh}: equal to one device")
+
+
+@app.command("calibrate")
+def calibrate_command(
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="the profile to write, as JSON")],
+    device: Annotated[str, typer.Option(help="where to measure: cpu or cuda")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="how long products and collectives may take")] = 60.0,
+) -> None:
+    """Measure this machine and write a device profile; under torchrun, the collectives between its processes too.
+
+    The path of the file is then a device name: autopar plan MODEL --mesh 4 --device FILE.
+    """
+    from autopar.runtime.calibrate import calibrate_processes
+
+    if output.suffix != ".json":
+        raise typer.BadParameter(f"{output} must end in .json: the ending marks a device name as a profile's path")
+    profile = calibrate_processes(device, seconds, str(output))
+    if profile is None:
+        return
+    typer.echo(profile)
 
 
 def _parse_mesh(sizes: str | None, axes: str | None, device: str, links: str | None) -> Mesh:

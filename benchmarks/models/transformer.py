@@ -1,0 +1,157 @@
+"""A transformer of plain PyTorch modules that covers GPT, BERT and Llama by its sizes and switches, the loss inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and switches.
+
+    Attributes:
+        gated: three matrices in the feed-forward part (SwiGLU) instead of two with GELU.
+        causal: a decoder; else an encoder.
+        rms_norm: RMSNorm without biases anywhere; else LayerNorm with biases.
+        rotary: rotary positions; else learned ones.
+        fused_attention: one kernel; else scores and their softmax pass through memory.
+        tied: the head is the embedding.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    channels: int
+    ffn: int
+    vocab: int
+    sequence: int
+    gated: bool = False
+    causal: bool = True
+    rms_norm: bool = False
+    rotary: bool = False
+    fused_attention: bool = True
+    tied: bool = True
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn every pair of channels of ``x`` ``[batch, heads, sequence, channels]`` by its position's angle."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root of the mean square of the last dim, in float32, and scale."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` normalised, of its own shape and dtype."""
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of grouped heads."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        bias = not config.rms_norm
+        kv_width = config.kv_heads * config.channels
+        self.q_proj = nn.Linear(config.hidden, config.heads * config.channels, bias=bias)
+        self.k_proj = nn.Linear(config.hidden, kv_width, bias=bias)
+        self.v_proj = nn.Linear(config.hidden, kv_width, bias=bias)
+        self.o_proj = nn.Linear(config.heads * config.channels, config.hidden, bias=bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the mixed values ``[batch, sequence, hidden]``."""
+        config = self.config
+        q, k, v = (
+            proj(x).view(*x.shape[:2], -1, config.channels).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if config.rotary:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if config.fused_attention:
+            grouped = config.kv_heads != config.heads
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=config.causal, enable_gqa=grouped)
+        else:
+            scores = (q @ k.transpose(-1, -2)) * config.channels**-0.5
+            mixed = torch.softmax(scores.float(), dim=-1).to(v.dtype) @ v
+        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class MLP(nn.Module):
+    """The feed-forward part."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        bias = not config.rms_norm
+        self.gate_proj = nn.Linear(config.hidden, config.ffn, bias=bias) if config.gated else None
+        self.up_proj = nn.Linear(config.hidden, config.ffn, bias=bias)
+        self.down_proj = nn.Linear(config.ffn, config.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor like ``x``."""
+        if self.gate_proj is not None:
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(F.gelu(self.up_proj(x)))
+
+
+class Block(nn.Module):
+    """One layer, normalised before each part."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        norm = RMSNorm if config.rms_norm else nn.LayerNorm
+        self.attention_norm = norm(config.hidden)
+        self.attention = Attention(config)
+        self.mlp_norm = norm(config.hidden)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return a tensor like ``x``."""
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """Tokens and the next tokens to the mean loss."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.hidden)
+        self.positions = None if config.rotary else nn.Embedding(config.sequence, config.hidden)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden) if config.rms_norm else nn.LayerNorm(config.hidden)
+        self.head = nn.Linear(config.hidden, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+        self.register_buffer("cos", torch.ones(config.sequence, config.channels), persistent=False)
+        self.register_buffer("sin", torch.ones(config.sequence, config.channels), persistent=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of ``tokens`` ``[batch, sequence]``."""
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight
+        for layer in self.layers:
+            x = layer(x, self.cos, self.sin)
+        logits = self.head(self.norm(x)).float()
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def build(config: TransformerConfig, batch: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Return the model on the meta device with its inputs."""
+    with torch.device("meta"):
+        model = Transformer(config).to(dtype)
+        tokens = torch.empty((batch, config.sequence), dtype=torch.int64)
+    return model, (tokens, tokens)

@@ -1,0 +1,287 @@
+"""Measure the machine that it runs on, and write a device and link profile that prices plans.
+
+Matrix products by shape and dtype, a stream through memory, the launch of a small op, and, when there are processes,
+every collective by size on the actual group. Sizes grow until a measurement takes long enough to be trusted; the least
+of several repetitions counts, because other work on the machine only ever adds. Figures are fitted to the forms that
+``passes/cost`` prices with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.optimize import minimize
+
+from autopar.errors import OptionError
+from autopar.passes.cost.collectives import collective_seconds
+from autopar.passes.cost.devices import Device, Link
+
+_ops = torch.ops._c10d_functional
+
+REPEATS = 5
+PRODUCT_SIZES = ((64, 64, 64), (256, 256, 256), (512, 64, 512), (1024, 1024, 1024), (2048, 128, 2048))
+"""``m, n, k`` of the products measured first; larger ones follow until one takes ``LONG_S``."""
+
+LONG_S = 0.05
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MESSAGE_BYTES = tuple(2**power for power in range(10, 27, 2))
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+LARGEST_SIDE = 16384
+
+
+def calibrate(device: torch.device | str = "cpu", *, budget_s: float = 60.0) -> dict[str, Any]:
+    """Return the profile of this machine: ``device``, ``links`` and the ``measurements`` behind them.
+
+    Every rank of the default process group calls it; without one only the device is measured, and the link of the
+    ``cpu`` profile stands in.
+
+    Args:
+        device: where tensors lie.
+        budget_s: seconds that products and collectives may take, each about half.
+    """
+    where = torch.device(device)
+    products = _products(where, budget_s / 2)
+    launch_s = _launch_seconds(where)
+    stream = _stream_bytes_per_s(where)
+    profile = _device_profile(where, products, launch_s, stream)
+    measured: dict[str, Any] = {"products": products}
+    links: dict[str, Any] = {}
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        moves = _collectives(where, budget_s / 2)
+        measured["collectives"] = moves
+        links["group"] = _link_profile(moves, dist.get_world_size(), _priced_on(profile))
+        profile["devices_per_node"] = dist.get_world_size()
+    return {"device": profile, "links": links, "measurements": measured}
+
+
+def calibrate_processes(device: str, budget_s: float, path: str) -> str | None:
+    """Measure on every process that ``torchrun`` started, or on this one; the first writes the profile to ``path``.
+
+    Returns:
+        What was found, in words, on the first process; None on the others.
+
+    Raises:
+        OptionError: the device or the budget is impossible, or the file can't be written.
+    """
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise OptionError(f"calibrate measures cpu or cuda; got {device!r}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise OptionError("calibrate was asked to measure cuda, but torch sees no CUDA device; use cpu")
+    if not (math.isfinite(budget_s) and budget_s > 0):
+        raise OptionError(f"calibrate needs a positive number of seconds; got {budget_s!r}")
+    started = "RANK" in os.environ and not dist.is_initialized()
+    where = device
+    if device == "cuda":
+        where = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(where)
+    if started:
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        profile = name_links(calibrate(where, budget_s=budget_s), path)
+        first = not dist.is_initialized() or dist.get_rank() == 0
+    finally:
+        if started:
+            dist.destroy_process_group()
+    if not first:
+        return None
+    try:
+        Path(path).write_text(json.dumps(profile, indent=1) + "\n")
+    except OSError as error:
+        raise OptionError(f"the profile can't be written to {path}: {error.strerror}") from None
+    return describe(profile, path)
+
+
+def describe(profile: dict[str, Any], path: str) -> str:
+    """Return a profile in a few lines."""
+    figures = profile["device"]
+    lines = [f"{figures['description']}, written to {path}"]
+    lines += [f"  {name:10} {peak / 1e9:12,.1f} GFLOP/s" for name, peak in figures["peak_flops"].items()]
+    lines.append(
+        f"  memory     {figures['memory_bytes_per_s'] / 1e9:12,.1f} GB/s, launch {figures['launch_s'] * 1e6:.1f} us"
+    )
+    for link in profile["links"].values():
+        lines.append(
+            f"  link       {link['bytes_per_s'] / 1e9:12,.2f} GB/s, step {link['latency_s'] * 1e6:.0f} us, "
+            f"call {link['call_s'] * 1e6:.0f} us ({link['description']})"
+        )
+    return "\n".join(lines)
+
+
+def _priced_on(profile: dict[str, Any]) -> Device:
+    names = {field.name for field in fields(Device)}
+    return Device("here", **{key: value for key, value in profile.items() if key in names})
+
+
+def name_links(profile: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the profile with its device's links named by the file that will hold them."""
+    name = f"{path}:group" if profile["links"] else "shared_memory"
+    return {**profile, "device": {**profile["device"], "link_inside": name, "link_between": name}}
+
+
+def _least_seconds(work: Callable[[], Any], device: torch.device, repeats: int = REPEATS) -> float:
+    """Return the least seconds of a few calls, after one that warms up."""
+    work()
+    _wait(device)
+    least = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _products(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
+    """Return a row a product measured: dtype, sizes, seconds, flops a second."""
+    out = []
+    for name, dtype in DTYPES.items():
+        begin = time.perf_counter()
+        sizes = list(PRODUCT_SIZES)
+        for m, n, k in sizes:
+            if time.perf_counter() - begin > budget_s / len(DTYPES):
+                break
+            a, b = (torch.ones(shape, dtype=dtype, device=device) for shape in ((m, k), (k, n)))
+            seconds = _least_seconds(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
+            out.append({"dtype": name, "m": m, "n": n, "k": k, "s": seconds, "flops_per_s": 2 * m * n * k / seconds})
+            if (m, n, k) == sizes[-1] and seconds < LONG_S and m < LARGEST_SIDE:
+                sizes.append((2 * max(m, n), 2 * max(m, n), k))
+    return out
+
+
+def _launch_seconds(device: torch.device) -> float:
+    """Return the seconds of one op on a tensor of one element, in a long row of them."""
+    one, count = torch.ones(1, device=device), 500
+
+    def work() -> None:
+        x = one
+        for _ in range(count):
+            x = x + 1
+
+    return _least_seconds(work, device) / count
+
+
+def _stream_bytes_per_s(device: torch.device) -> float:
+    """Return the bytes a second of adding one to a tensor that no cache holds."""
+    x = torch.ones(32 * 2**20, device=device)
+    y = torch.empty_like(x)
+    return 2 * x.numel() * 4 / _least_seconds(lambda: torch.add(x, 1, out=y), device)
+
+
+def _device_profile(
+    device: torch.device, products: list[dict[str, Any]], launch_s: float, stream: float
+) -> dict[str, Any]:
+    best: dict[str, float] = {}
+    for row in products:
+        best[row["dtype"]] = max(best.get(row["dtype"], 0.0), row["flops_per_s"])
+    best.setdefault("float32", max(best.values()))
+    best["float64"] = best["float32"] / 2
+    units, memory = 1, _memory_bytes()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        units, memory = properties.multi_processor_count, properties.total_memory
+    source = f"measured by autopar calibrate on {platform.node() or 'a machine'}, torch {torch.__version__}"
+    figures: dict[str, Any] = {
+        "peak_flops": dict(sorted(best.items())),
+        "achievable": 1.0,
+        "memory_bytes_per_s": stream,
+        "memory_achievable": 1.0,
+        "launch_s": launch_s,
+        "memory_bytes": memory,
+        "num_units": units,
+        "fuses": device.type == "cuda",
+        "devices_per_node": 1024 if device.type == "cpu" else torch.cuda.device_count(),
+        "link_inside": "shared_memory",
+        "link_between": "shared_memory",
+    }
+    return {
+        "description": f"{device.type} of {platform.machine()}",
+        **figures,
+        "sources": dict.fromkeys(figures, source),
+    }
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _collectives(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
+    """Return a row a collective and size measured: kind, bytes of the whole tensor, seconds of the slowest rank."""
+    out = []
+    world = dist.get_world_size()
+    dist.barrier()
+    begin = time.perf_counter()
+    for size in MESSAGE_BYTES:
+        for kind in KINDS:
+            x = torch.ones(max(world, size // 4 // world * world), device=device)
+            work = partial(_run_collective, kind, x if kind != "all_gather" else x[: x.numel() // world].clone(), world)
+            seconds = torch.tensor([_least_seconds(work, device)], dtype=torch.float64, device=device)
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            out.append({"kind": kind, "bytes": x.numel() * 4, "s": float(seconds)})
+        late = torch.tensor([float(time.perf_counter() - begin > budget_s)], device=device)
+        dist.all_reduce(late, op=dist.ReduceOp.MAX)
+        if float(late):
+            break
+    return out
+
+
+def _run_collective(kind: str, x: torch.Tensor, world: int) -> torch.Tensor:
+    """Run one collective as lowered programs do."""
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    if kind == "all_reduce":
+        out = _ops.all_reduce(x, "sum", name)
+    elif kind == "all_gather":
+        out = _ops.all_gather_into_tensor(x, world, name)
+    elif kind == "reduce_scatter":
+        out = _ops.reduce_scatter_tensor(x, "sum", world, name)
+    else:
+        split = [x.numel() // world] * world
+        out = _ops.all_to_all_single(x, split, split, name)
+    return _ops.wait_tensor(out)  # type: ignore[no-any-return]
+
+
+def _link_profile(moves: list[dict[str, Any]], world: int, device: Device) -> dict[str, Any]:
+    """Fit step, bandwidth and call to the measured collectives, by the relative error of their prices."""
+    sizes = {kind: np.array([row["bytes"] for row in moves if row["kind"] == kind]) for kind in KINDS}
+    times = {kind: np.array([row["s"] for row in moves if row["kind"] == kind]) for kind in KINDS}
+
+    def error(logs: np.ndarray[Any, Any]) -> float:
+        latency_s, bytes_per_s, call_s = (float(figure) for figure in np.exp(logs))
+        wire = Link("fit", latency_s, bytes_per_s, call_s)
+        parts = [
+            np.abs(np.log(_priced(kind, world, sizes[kind], wire, device) / times[kind]))
+            for kind in KINDS
+            if len(sizes[kind])
+        ]
+        return float(np.mean(np.concatenate(parts)))
+
+    least = min(row["s"] for row in moves)
+    fastest = max(row["bytes"] / row["s"] for row in moves)
+    start = np.log([least / 4 / world, fastest, least / 2])
+    best = minimize(error, start, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-4, "fatol": 1e-6})
+    latency_s, bytes_per_s, call_s = (float(figure) for figure in np.exp(best.x))
+    figures = {"latency_s": latency_s, "bytes_per_s": bytes_per_s, "call_s": call_s, "shared": False}
+    source = f"fitted by autopar calibrate to {len(moves)} collectives of {world} processes over {dist.get_backend()}"
+    note = f"{dist.get_backend()}, {world} processes; prices differ from the times by {best.fun:.0%} in the mean"
+    return {"description": note, **figures, "sources": dict.fromkeys(figures, source)}
+
+
+def _priced(kind: str, world: int, size: Any, wire: Link, device: Device) -> Any:
+    handed_in = size / world if kind == "all_gather" else size
+    return collective_seconds(kind, world, handed_in, 0, 0, wire, device)
