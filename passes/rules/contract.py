@@ -18,7 +18,7 @@ from autopar.passes.rules.form import (
     operand_shapes,
     shape_of,
 )
-from autopar.passes.rules.rule import LocalCall, Rule
+from autopar.passes.rules.rule import LocalCall, Localize, Rule
 from autopar.passes.rules.table import replicated_rule, rule
 
 aten = torch.ops.aten
@@ -89,13 +89,13 @@ def matmul(node: fx.Node) -> Rule:
     if len(a) < 2 or len(b) < 2:
         return replicated_rule(node, "a matmul with a vector")
     lead = [f"b{i}" for i in range(max(len(a), len(b)) - 2)]
-    first = [*lead[len(lead) - len(a) + 2 :], "m", "k"]
-    second = [*lead[len(lead) - len(b) + 2 :], "k", "n"]
+    first: list[str | None] = [*lead[len(lead) - len(a) + 2 :], "m", "k"]
+    second: list[str | None] = [*lead[len(lead) - len(b) + 2 :], "k", "n"]
     full = shape_of(node)
     for dims, shape in ((first, a), (second, b)):
         for i in range(len(shape) - 2):
             if shape[i] != full[len(full) - len(shape) + i]:
-                dims[i] = None  # type: ignore[call-overload]
+                dims[i] = None
     return make_rule(
         node,
         [first, second],
@@ -115,7 +115,7 @@ def _only_first(call: LocalCall, name: str, factor: str) -> dict[str, object]:
     return {name: call.emit(aten.mul.Tensor, addend, 1.0 if piece.offset == 0 else 0.0)}
 
 
-def _added_once(name: str):  # type: ignore[no-untyped-def]
+def _added_once(name: str) -> Localize:
     def localize(call: LocalCall) -> object:
         return emit_with(call, **_only_first(call, name, "k"))
 

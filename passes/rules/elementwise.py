@@ -1,4 +1,4 @@
-"""Elementwise ops: every dim of the result is a parallel factor; an operand that broadcasts has it where its size is full."""
+"""Elementwise ops: every dim of the result is a parallel factor, which an operand has where its size is full."""
 
 from __future__ import annotations
 
@@ -26,161 +26,27 @@ aten = torch.ops.aten
 
 Groups = tuple[tuple[int, ...], ...]
 
-PLAIN = [
-    "abs",
-    "acos",
-    "acosh",
-    "angle",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "bitwise_and",
-    "bitwise_left_shift",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "ceil",
-    "celu",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clip",
-    "conj_physical",
-    "copysign",
-    "cos",
-    "cosh",
-    "deg2rad",
-    "digamma",
-    "elu",
-    "eq",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "floor_divide",
-    "fmax",
-    "fmin",
-    "fmod",
-    "frac",
-    "gcd",
-    "ge",
-    "gelu",
-    "gt",
-    "hardshrink",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "heaviside",
-    "hypot",
-    "i0",
-    "igamma",
-    "igammac",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "isneginf",
-    "isposinf",
-    "lcm",
-    "ldexp",
-    "le",
-    "leaky_relu",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logaddexp",
-    "logaddexp2",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "logit",
-    "lt",
-    "maximum",
-    "minimum",
-    "mish",
-    "nan_to_num",
-    "ne",
-    "nextafter",
-    "polygamma",
-    "pow",
-    "rad2deg",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "remainder",
-    "round",
-    "rsqrt",
-    "rsub",
-    "selu",
-    "sgn",
-    "sigmoid",
-    "sign",
-    "signbit",
-    "silu",
-    "sin",
-    "sinc",
-    "sinh",
-    "softplus",
-    "softshrink",
-    "special_entr",
-    "special_erfcx",
-    "special_i0e",
-    "special_i1",
-    "special_i1e",
-    "special_log_ndtr",
-    "special_ndtri",
-    "special_xlog1py",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "threshold",
-    "trunc",
-    "xlogy",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__lshift__",
-    "__rshift__",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_like",
-]
+_PLAIN = """
+abs acos acosh angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip conj_physical copysign cos cosh deg2rad
+digamma elu eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin fmod frac gcd ge gelu gt hardshrink
+hardsigmoid hardswish hardtanh heaviside hypot i0 igamma igammac isfinite isinf isnan isneginf isposinf lcm
+ldexp le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
+logical_xor logit lt maximum minimum mish nan_to_num ne nextafter polygamma pow rad2deg reciprocal relu relu6
+remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_entr
+special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py sqrt square tan
+tanh threshold trunc xlogy __and__ __or__ __xor__ __lshift__ __rshift__ zeros_like ones_like full_like
+empty_like fill
+"""
+PLAIN = _PLAIN.split()
 """Ops through which no partial sum passes."""
 
-FIRST = [
-    "neg",
-    "positive",
-    "clone",
-    "alias",
-    "detach",
-    "lift_fresh_copy",
-    "gelu_backward",
-    "silu_backward",
-    "tanh_backward",
-    "sigmoid_backward",
-    "threshold_backward",
-    "hardtanh_backward",
-    "hardswish_backward",
-    "hardsigmoid_backward",
-    "leaky_relu_backward",
-    "elu_backward",
-    "logit_backward",
-    "softplus_backward",
-    "mish_backward",
-    "hardshrink_backward",
-    "softshrink_backward",
-    "native_dropout_backward",
-]
+_FIRST = """
+neg positive clone alias detach lift_fresh_copy gelu_backward silu_backward tanh_backward sigmoid_backward
+threshold_backward hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward
+logit_backward softplus_backward mish_backward hardshrink_backward softshrink_backward native_dropout_backward
+"""
+FIRST = _FIRST.split()
 """Ops that are linear in their first operand alone: a gradient, or what is only moved."""
 
 

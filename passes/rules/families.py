@@ -12,7 +12,9 @@ FAMILIES: tuple[str, ...] = (
     "slicing",
     "factories",
     "indexing",
+    "advanced_indexing",
     "norms",
+    "convolution",
     "attention",
 )
 """Module names below ``autopar.passes.rules``, one an op family."""

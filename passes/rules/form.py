@@ -24,6 +24,8 @@ FILLED: dict[Any, str] = {
     torch.ops.aten.full_like.default: "fill_value",
     torch.ops.aten.new_full.default: "fill_value",
     torch.ops.aten.scalar_tensor.default: "s",
+    torch.ops.aten.fill.Scalar: "value",
+    torch.ops.aten.fill.Tensor: "value",
 }
 """Ops that fill a tensor with one value, and the name of the argument that holds it."""
 
@@ -122,7 +124,7 @@ def wrap(dim: int, rank: int) -> int:
 
 
 def broadcast_dims(shape: Sequence[int], target: Sequence[int], names: Sequence[str | None]) -> list[str | None]:
-    """Return the dims of an operand that broadcasts to ``target``, whose dims are ``names``: None where it has size 1."""
+    """Return the dims of an operand that broadcasts to ``target`` of dims ``names``: None where it has size 1."""
     lead = len(target) - len(shape)
     return [names[lead + i] if size == target[lead + i] else None for i, size in enumerate(shape)]
 

@@ -1,8 +1,8 @@
 """Reads and writes at indices: a split of the indexed dim answers for its own indices alone.
 
-A rank that holds ``length`` entries from ``offset`` on moves the indices by its offset, reads entry 0 for those outside and
-puts zero in their place: each index is answered by one rank, so the sum over ranks is exact. Writes that add do the same to
-what they add.
+A rank that holds ``length`` entries from ``offset`` on moves the indices by its offset, reads entry 0 for those
+outside and puts zero in their place: each index is answered by one rank, so the sum over ranks is exact. Writes that
+add do the same to what they add.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _embedding_locally(call: LocalCall) -> Any:
 @rule(aten.embedding.default)
 def embedding(node: fx.Node) -> Rule:
     """A lookup of rows: the table's rows are a sum, its columns and the indices parallel."""
-    weight, indices = operand_shapes(node)
+    indices = operand_shapes(node)[1]
     names = letters(len(indices))
     return make_rule(
         node,
@@ -160,7 +160,7 @@ def _index_select_locally(call: LocalCall) -> Any:
 @rule(aten.index_select.default)
 def index_select(node: fx.Node) -> Rule:
     """Rows at a list of indices: the indexed dim is a sum, the list and the other dims are parallel."""
-    (source, index), rank = operand_shapes(node), len(shape_of(node))
+    index, rank = operand_shapes(node)[1], len(shape_of(node))
     if not rank or len(index) != 1:
         return replicated_rule(node, "an index_select of a 0-dim tensor")
     dim, names = wrap(arguments(node)["dim"], rank), letters(rank)
@@ -257,7 +257,7 @@ def _index_add_locally(call: LocalCall) -> Any:
 @rule(aten.index_add.default)
 def index_add(node: fx.Node) -> Rule:
     """Additions of rows at a list of indices: the indexed dim is parallel; onto zeros, the list is a sum."""
-    (base, index, source), rank = operand_shapes(node), len(shape_of(node))
+    (_, index, source), rank = operand_shapes(node), len(shape_of(node))
     if not rank or len(index) != 1 or len(source) != rank:
         return replicated_rule(node, "an index_add to a 0-dim tensor")
     named = arguments(node)

@@ -42,7 +42,7 @@ def layer_norm(node: fx.Node) -> Rule:
     return make_rule(node, [dims, *weights], [dims, *([*dims[: len(shape)]] for shape in results[1:])])
 
 
-@rule(aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
+@rule(aten.native_layer_norm_backward.default)
 def layer_norm_backward(node: fx.Node) -> Rule:
     """Its gradients: the weight's and the bias's are partial sums over the leading dims; linear in the gradient."""
     named = arguments(node)
@@ -57,9 +57,9 @@ def layer_norm_backward(node: fx.Node) -> Rule:
         else:
             operands.append(stats[: len(shape)])
     wanted = list(named["output_mask"])
-    results = [[None] * len(shape) for shape in result_shapes(node)]
+    results: list[list[str | None]] = [[None] * len(shape) for shape in result_shapes(node)]
     if wanted[0]:
-        results[0] = dims  # type: ignore[call-overload]
+        results[0] = dims
     return make_rule(
         node,
         operands,

@@ -46,8 +46,12 @@ def replicated_rule(node: fx.Node, reason: str) -> Rule:
 
 
 def rule_of(node: fx.Node) -> Rule:
-    """Return the rule of an op node; one that is not in the table is replicated, with the reason."""
+    """Return the rule of an op node; that of an op which is not in the table is discovered."""
+    if node.op == "get_attr":
+        return replicated_rule(node, "")
     function = _TABLE.get(node.target)
-    if function is None:
-        return replicated_rule(node, f"no rule for {node.target}")
-    return function(node)
+    if function is not None:
+        return function(node)
+    from autopar.passes.rules.discover import discover  # it checks rules, so it stands on this table
+
+    return discover(node)

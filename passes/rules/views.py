@@ -31,9 +31,9 @@ def common_factors(
 ) -> tuple[list[str | None], list[str | None], dict[str, int], list[str]]:
     """Factor a reshape: return the dims of both sides, the size of every factor, and which factors must be cut evenly.
 
-    The dims of both sides are grouped into the shortest runs of equal products. A run of one dim a side is a factor as it
-    stands. In a longer run only the outermost dims may be split, into pieces that start at the same element on both sides:
-    by divisors of their greatest common divisor.
+    The dims of both sides are grouped into the shortest runs of equal products. A run of one dim a side is a factor as
+    it stands. In a longer run only the outermost dims may be split, into pieces that start at the same element on both
+    sides: by divisors of their greatest common divisor.
 
     >>> common_factors((6, 4, 5), (24, 5))
     (['v0', None, 'v1'], ['v0', 'v1'], {'v0': 6, 'v1': 5}, ['v0'])
@@ -58,7 +58,7 @@ def _runs(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int],
     """Group the dims of size > 1 of both sides into the shortest runs of equal products."""
     ins = [i for i, n in enumerate(source) if n != 1]
     outs = [i for i, n in enumerate(target) if n != 1]
-    runs = []
+    runs: list[tuple[list[int], list[int]]] = []
     while ins and outs:
         a, b = [ins.pop(0)], [outs.pop(0)]
         left, right = source[a[0]], target[b[0]]

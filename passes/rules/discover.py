@@ -1,0 +1,281 @@
+"""Find the rule of an op that has none: try splits on small random inputs and keep what the checker can't refute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from autopar.passes.program import tensor_operands
+from autopar.passes.rules.check import check_rule, eager
+from autopar.passes.rules.form import linear_groups, make_rule, operand_shapes, result_shapes
+from autopar.passes.rules.rule import PARALLEL, Factor, Rule
+from autopar.passes.rules.table import replicated_rule
+
+SMALL = (8, 20, 28, 44, 52, 68)
+"""Sizes that stand for the distinct sizes of an op's dims: 2 and 4 cut them evenly, 3 does not, and no multiples."""
+
+MAX_CANDIDATES = 512
+MAX_ELEMENTS = 1 << 20
+
+Dims = list[str | None]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A factor that held: where operands and results index it."""
+
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    kind: str
+    even: bool
+
+
+@dataclass(frozen=True)
+class _Findings:
+    factors: tuple[_Found, ...] = ()
+    linear: tuple[tuple[int, ...], ...] = ()
+    random: bool = False
+    reason: str = ""
+
+
+_CACHE: dict[Any, _Findings] = {}
+
+
+def discover(node: fx.Node) -> Rule:
+    """Return a rule of an op that is not in the table; never raises.
+
+    Dims of equal size are tried together, as parallel factors and as sums, then partial operands. What holds on small
+    random inputs, cut evenly and unevenly, is kept. An op that is random, that writes to its operands, that computes
+    shapes from data or that can't be run here is replicated, and the rule's reason says so.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return replicated_rule(node, f"{node.target} is no library op")
+    key = _pattern(node)
+    if key not in _CACHE:
+        _CACHE[key] = _find(node)
+    return _rule_from(node, _CACHE[key])
+
+
+def _pattern(node: fx.Node) -> Any:
+    """Return what a finding depends on: the op, its shapes and dtypes, its other arguments."""
+    shapes = tuple((tuple(o.meta["val"].shape), o.meta["val"].dtype) for o in tensor_operands(node))
+    rest = pytree.tree_map(lambda leaf: "tensor" if isinstance(leaf, fx.Node) else leaf, (node.args, node.kwargs))
+    return (str(node.target), shapes, repr(rest), tuple(result_shapes(node)))
+
+
+def _rule_from(node: fx.Node, findings: _Findings) -> Rule:
+    if findings.random or findings.reason:
+        whole = replicated_rule(node, findings.reason)
+        return replace(whole, random=findings.random)
+    operands: list[Dims] = [[None] * len(shape) for shape in operand_shapes(node)]
+    results: list[Dims] = [[None] * len(shape) for shape in result_shapes(node)]
+    for i, found in enumerate(findings.factors):
+        for sides, places in ((operands, found.operands), (results, found.results)):
+            for dims, place in zip(sides, places):
+                if place is not None:
+                    dims[place] = f"f{i}"
+    nothing = not findings.factors and not findings.linear
+    return make_rule(
+        node,
+        operands,
+        results,
+        kinds={f"f{i}": found.kind for i, found in enumerate(findings.factors)},
+        even=[f"f{i}" for i, found in enumerate(findings.factors) if found.even],
+        linear=linear_groups(node, *findings.linear),
+        reason=f"no rule for {node.target}, and no split of it was found" if nothing else "",
+    )
+
+
+def _find(node: fx.Node) -> _Findings:
+    target: Any = node.target
+    if target._schema.is_mutable:
+        return _Findings(reason=f"{target} writes to its arguments")
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return _Findings(random=True, reason=f"{target} draws random numbers")
+    if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(target.tags):
+        return _Findings(reason=f"the results of {target} have shapes that depend on data")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        try:
+            return _try(node)
+        except _DrawsRandomly:
+            return _Findings(random=True, reason=f"{target} differs from run to run on the same inputs")
+        except Exception as error:  # a custom op may raise anything, and a plan must come out all the same
+            return _Findings(
+                reason=f"no rule for {target}, and it can't be tried here: {type(error).__name__}: {error}"
+            )
+
+
+class _DrawsRandomly(Exception):
+    """Two runs of an op on the same inputs differ."""
+
+
+def _try(node: fx.Node) -> _Findings:
+    for inputs in (_small_inputs(node), _true_inputs(node)):
+        if inputs is None:
+            continue
+        trial = _Trial(node.target, *inputs)
+        fault = trial.unfit(node)
+        if fault is None:
+            return trial.findings()
+    raise ValueError(fault if inputs is not None else "its inputs are too large to try as they are")
+
+
+def _small_inputs(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return random inputs in which every distinct size above 1 is replaced by a small one."""
+    sizes = sorted({n for shape in operand_shapes(node) for n in shape if n > 1})
+    if len(sizes) > len(SMALL):
+        return None
+    return _inputs(node, dict(zip(sizes, SMALL)))
+
+
+def _true_inputs(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return random inputs of the true shapes, if they are not large."""
+    if sum(o.meta["val"].numel() for o in tensor_operands(node)) > MAX_ELEMENTS:
+        return None
+    return _inputs(node, {})
+
+
+def _inputs(node: fx.Node, sizes: dict[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def make(leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        val = leaf.meta["val"]
+        if not isinstance(val, Tensor):
+            return val
+        shape = [sizes.get(n, n) for n in val.shape]
+        if val.dtype.is_floating_point or val.dtype.is_complex:
+            return torch.randn(shape, dtype=val.dtype)
+        return torch.randint(0, 2, shape).to(val.dtype)
+
+    return pytree.tree_map(make, (tuple(node.args), dict(node.kwargs)))  # type: ignore[no-any-return]
+
+
+class _Trial:
+    """One op on one set of real inputs."""
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.target, self.args, self.kwargs = target, args, kwargs
+        self.tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, Tensor)]
+        self.whole: list[Tensor] = []
+
+    def unfit(self, node: fx.Node) -> str | None:
+        """Return why nothing can be learned from these inputs; None when something can."""
+        before = [tensor.clone() for tensor in self.tensors]
+        try:
+            first, again = self.run(), self.run()
+        except Exception as error:  # the op says that it does not take such inputs
+            return f"{type(error).__name__}: {error}"
+        if any(not torch.equal(a, b) for a, b in zip(before, self.tensors)):
+            return "it writes to its arguments"
+        if any(not torch.equal(a, b) for a, b in zip(first, again)):
+            raise _DrawsRandomly
+        if [t.dim() for t in first] != [len(shape) for shape in result_shapes(node)]:
+            return "its results have other dims on other sizes"
+        self.whole = first
+        return None
+
+    def run(self) -> list[Tensor]:
+        """Run the op once."""
+        return [t for t in pytree.tree_leaves(eager(self.target, *self.args, **self.kwargs)) if isinstance(t, Tensor)]
+
+    def findings(self) -> _Findings:
+        """Return the factors and the partial operands that hold."""
+        factors = tuple(self.factors())
+        floats = [i for i, tensor in enumerate(self.tensors) if tensor.is_floating_point()]
+        groups = [(i,) for i in floats] + ([tuple(floats)] if len(floats) > 1 else [])
+        linear = []
+        for group in groups:
+            rule = Rule((), *self.no_dims(), linear=(group,))
+            if self.informative() and self.holds(rule, 2):
+                linear.append(group)
+        return _Findings(factors, tuple(linear))
+
+    def no_dims(self) -> tuple[tuple[tuple[str | None, ...], ...], tuple[tuple[str | None, ...], ...]]:
+        """Return dims of operands and results that index nothing."""
+        sides = (self.tensors, self.whole)
+        operands, results = (tuple((None,) * tensor.dim() for tensor in side) for side in sides)
+        return operands, results
+
+    def informative(self) -> bool:
+        """Tell whether every result has numbers in it: sums of zeros prove nothing."""
+        return all(result.dtype is not torch.bool and bool(result.ne(0).any()) for result in self.whole)
+
+    def holds(self, rule: Rule, parts: int) -> bool:
+        """Tell whether the checker finds nothing wrong."""
+        only = [choice.name for choice in rule.choices()[1:]]
+        return not check_rule(self.target, self.args, self.kwargs, rule, parts=parts, only=only)
+
+    def factors(self) -> Iterator[_Found]:
+        """Yield disjoint factors that hold; those that index most dims are tried first."""
+        taken: set[tuple[str, int, int]] = set()
+        sizes = sorted({n for tensor in self.tensors for n in tensor.shape if n > 1})
+        for size in sizes:
+            for operands, results in _candidates(self.tensors, self.whole, size):
+                places = {
+                    *(("in", i, d) for i, d in enumerate(operands) if d is not None),
+                    *(("out", i, d) for i, d in enumerate(results) if d is not None),
+                }
+                if places & taken:
+                    continue
+                found = self.test(operands, results, size)
+                if found is not None:
+                    taken |= places
+                    yield found
+
+    def test(self, operands: tuple[int | None, ...], results: tuple[int | None, ...], size: int) -> _Found | None:
+        """Return the factor of one candidate if it holds as parallel or as a reduction."""
+        if all(place is not None for place in results):
+            kinds = [PARALLEL]
+        elif any(place is not None for place in results):
+            kinds = ["sum"]
+        else:
+            kinds = ["sum", "max", "min"]
+        if kinds != [PARALLEL] and not self.informative():
+            return None
+        for kind in kinds:
+            rule = self.rule(operands, results, size, kind, even=False)
+            if self.holds(rule, 2):
+                uneven = self.holds(rule, 3)
+                if uneven or self.holds(replace(rule, factors=(replace(rule.factors[0], even=True),)), 4):
+                    return _Found(operands, results, kind, even=not uneven)
+        return None
+
+    def rule(
+        self, operands: tuple[int | None, ...], results: tuple[int | None, ...], size: int, kind: str, *, even: bool
+    ) -> Rule:
+        """Return the rule of one factor ``f``."""
+
+        def dims(tensors: Sequence[Tensor], places: tuple[int | None, ...]) -> tuple[tuple[str | None, ...], ...]:
+            return tuple(
+                tuple("f" if d == place else None for d in range(t.dim())) for t, place in zip(tensors, places)
+            )
+
+        return Rule((Factor("f", size, kind, even),), dims(self.tensors, operands), dims(self.whole, results))
+
+
+Candidate = tuple[tuple[int | None, ...], tuple[int | None, ...]]
+
+
+def _candidates(operands: Sequence[Tensor], results: Sequence[Tensor], size: int) -> list[Candidate]:
+    """Return the ways to index a factor of ``size``: at least one operand does, each tensor at most once."""
+
+    def places(tensors: Sequence[Tensor]) -> list[list[int | None]]:
+        return [[*(d for d, n in enumerate(t.shape) if n == size), None] for t in tensors]
+
+    inside, outside = places(operands), places(results)
+    count = 1
+    for options in (*inside, *outside):
+        count *= len(options)
+    if count > MAX_CANDIDATES:
+        return []
+    found = [
+        (ins, outs) for ins in product(*inside) if any(place is not None for place in ins) for outs in product(*outside)
+    ]
+    return sorted(found, key=lambda pair: sum(place is None for place in (*pair[0], *pair[1])))
