@@ -93,8 +93,8 @@ def _check_arguments(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Non
         if not isinstance(leaf, Tensor) and holds_tensors(leaf, depth=4):
             raise CaptureError(
                 f"example input {path} is a {type(leaf).__name__}, which holds tensors that autopar can't see, so they "
-                "would be constants. Pass the tensors themselves, in tuples, lists or dicts, or make the class known to "
-                "torch.utils._pytree.register_pytree_node."
+                "would be constants. Pass the tensors themselves, in tuples, lists or dicts, or make the class known "
+                "to torch.utils._pytree.register_pytree_node."
             )
 
 

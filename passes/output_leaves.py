@@ -36,8 +36,8 @@ def _refuse_hidden_tensors(paths: list[str], leaves: list[Any]) -> None:
         if not isinstance(leaf, Tensor) and holds_tensors(leaf, depth=4):
             raise CaptureError(
                 f"the model's output {path or 'as a whole'} is a {type(leaf).__name__}, which holds tensors that "
-                "autopar can't see. Leave it out (a cache, for instance, with use_cache=False), or make its class known to "
-                "torch.utils._pytree.register_pytree_node."
+                "autopar can't see. Leave it out (a cache with use_cache=False, for instance), or make its class known "
+                "to torch.utils._pytree.register_pytree_node."
             )
 
 
