@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -132,7 +132,9 @@ def _describe(program: Program) -> Iterator[str]:
     for role in program.inputs:
         yield repr(role)
     for result in program.outputs:
-        yield repr(result)
+        plain = isinstance(result.constant, (int, float, complex, str, bytes, type(None)))
+        # Other objects may show their address, which differs from process to process.
+        yield repr(result if plain else replace(result, constant=type(result.constant).__qualname__))
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:

@@ -166,6 +166,18 @@ def test_inputs() -> None:
     assert sorted(program.constant_inputs.values(), key=str) == [2.0, 3, None]
 
 
+def test_outputs_that_are_one_tensor() -> None:
+    """One tensor returned twice has two tangents; inputs, parameters, pieces and detached tensors may be returned."""
+
+    def run(layer: nn.Module, x: Tensor) -> Any:
+        y = layer(x)
+        return y, y, layer.weight, x, [y.sum(), y[0]], y.detach()
+
+    program = compare(Lambda(run), torch.randn(2, 6, requires_grad=True))
+    tangents = [role.name for role in program.inputs if role.kind == "tangent"]
+    assert tangents == ["[0]", "[1]", "[2]", "[3]", "[4][0]", "[4][1]"]
+
+
 def test_same_input_twice() -> None:
     """One tensor passed twice keeps two placeholders."""
     x = torch.randn(2, 6)
@@ -316,6 +328,10 @@ def test_torch_modules() -> None:
     compare(nn.Sequential(nn.Conv1d(4, 4, 3), nn.GroupNorm(2, 4), nn.AvgPool1d(2), nn.RMSNorm(3)), torch.randn(2, 4, 8))
     compare(nn.MultiheadAttention(8, 2, batch_first=True), *(torch.randn(2, 5, 8) for _ in range(3)))
     compare(nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.LogSoftmax(0)), torch.randn(3, 4))
+    normed = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    spectral = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    program = compare(nn.Sequential(normed, nn.ReLU(inplace=True), spectral), torch.randn(3, 4))
+    assert [role.name.rsplit(".")[-1] for role in program.outputs if role.kind == "buffer"] == ["_u", "_v"]
     compare(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.3, inplace=True)), torch.randn(6, 4))
 
 

@@ -91,6 +91,21 @@ def test_check_program(fault: Callable[[Program], None], message: str) -> None:
         check_program(program)
 
 
+def test_fingerprint_of_objects() -> None:
+    """An output that is an object does not bring its address in."""
+
+    class Thing:
+        pass
+
+    class Make(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Thing]:
+            return x.sum(), Thing()
+
+    one, two = (capture(Make(), (torch.ones(2),)) for _ in range(2))
+    assert one.outputs[1].constant is not two.outputs[1].constant
+    assert one.fingerprint() == two.fingerprint()
+
+
 def test_fingerprint() -> None:
     """Equal programs have equal fingerprints; another shape, dtype, number or frozen parameter changes it."""
     model, (x, y), _ = mlp()
