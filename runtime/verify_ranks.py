@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torc
 _LEARNING_RATE = 1e-2
 _EPSILON = 1e-2
 _SEED = 20
+_ROUNDINGS = 32
 
 
 @dataclass
@@ -88,7 +89,8 @@ def verify_ranks(
         except MismatchError as error:
             faults = [str(error)]
         if faults or result is None:
-            tolerance = Tolerance(rtol or _relative(reference.values.values()))
+            relative, eps = rtol or _relative(reference.values.values()), _eps(reference.values.values())
+            tolerance = Tolerance(relative, _ROUNDINGS * eps * _largest(reference.values.values()))
             where = locate_mismatch(program, plan, programs, reference.values, tolerance, seed)
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise MismatchError(f"the plan does not compute what one device computes: {faults[0]}{more}. {where}")
@@ -156,21 +158,22 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _relative(tensors: Any) -> float:
+def _relative(tensors: Iterable[torch.Tensor]) -> float:
     return max((RELATIVE[t.dtype] for t in tensors if t.dtype in RELATIVE), default=1e-4)
 
 
 def _differences(program: Program, result: StepResult, reference: Reference, rtol: float | None) -> list[str]:
     found = list(zip(program.outputs, result.values))
+    scale = _largest(reference.values.values()) / 4
     leaves = {role.index: (role, value) for role, value in found if role.kind == "output"}
     faults = []
     for index, leaf in enumerate(reference.leaves):
         role, value = leaves[index]
         if isinstance(leaf, torch.Tensor):
-            faults += _compare(f"the output {role.name}", leaf, value, _tolerance(leaf, rtol))
+            faults += _compare(f"the output {role.name}", leaf, value, _tolerance(leaf, rtol, scale))
         elif leaf != role.constant:
             faults.append(f"the output {role.name} is {role.constant!r}, not {leaf!r}")
-    largest = _largest_gradient(reference)
+    largest = _largest(reference.gradients.values())
     for role, value in found:
         if role.kind == "gradient":
             expected = reference.gradients.get(role.of)
@@ -179,23 +182,30 @@ def _differences(program: Program, result: StepResult, reference: Reference, rto
     old = {role.name: reference.values[role.node] for role in program.inputs if role.kind == "buffer"}
     for name, buffer in reference.buffers.items():
         if name in old:
-            faults += _compare(f"the buffer {name}", buffer, new.get(name, old[name]), _tolerance(buffer, rtol))
+            faults += _compare(f"the buffer {name}", buffer, new.get(name, old[name]), _tolerance(buffer, rtol, scale))
     return faults
 
 
-def _largest_gradient(reference: Reference) -> float:
-    present = [g for g in reference.gradients.values() if g is not None and g.numel()]
-    return max((float(g.abs().max()) for g in present), default=0.0)
+def _eps(tensors: Iterable[torch.Tensor]) -> float:
+    return max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
+
+
+def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """Return the largest finite magnitude of all floating tensors."""
+    present = [t[t.isfinite()].abs() for t in tensors if t is not None and (t.is_floating_point() or t.is_complex())]
+    return max((float(t.max()) for t in present if t.numel()), default=0.0)
 
 
 def _tolerance(expected: torch.Tensor | None, rtol: float | None, largest: float = 0.0) -> Tolerance:
-    """Return the tolerance of a tensor; a gradient may also be off by the rounding of the largest gradient.
+    """Return the tolerance of a tensor, which may also be off by some roundings of ``largest``.
 
-    Some gradients are zero in exact arithmetic (the bias of an attention key): nothing but rounding is left of them.
+    Some values are zero in exact arithmetic (the gradient of the bias of an attention's keys, the mean of what is
+    centred): nothing but rounding is left of them.
     """
     if expected is None or not (expected.is_floating_point() or expected.is_complex()):
         return Tolerance(0.0)
-    return Tolerance(rtol or RELATIVE.get(expected.dtype, 1e-4), 32 * torch.finfo(expected.dtype).eps * largest)
+    absolute = _ROUNDINGS * torch.finfo(expected.dtype).eps * largest
+    return Tolerance(rtol or RELATIVE.get(expected.dtype, 1e-4), absolute)
 
 
 def _compare(what: str, expected: torch.Tensor | None, found: torch.Tensor | None, tolerance: Tolerance) -> list[str]:
@@ -242,7 +252,7 @@ def _step_differences(
     A gradient that is within its tolerance moves a parameter of Adam by at most that times learning rate / epsilon.
     """
     mesh = programs[0].mesh
-    largest = _largest_gradient(reference)
+    largest = _largest(reference.gradients.values())
     faults = []
     for index, role in enumerate(program.outputs):
         whole = reference.values.get(role.of)
