@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -168,7 +169,9 @@ def _check_devices(roles: list[tuple[Input, Tensor]]) -> None:
 def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
     """Run the joint function on fake CPU tensors; a failure becomes a CaptureError that names the user's line."""
     model = PreservedModel(joint.model)
-    with model, torch_private.FakeTensorMode(allow_non_fake_inputs=True), torch_private.quiet():
+    elsewhere = torch.get_default_device().type != "cpu"
+    on_cpu = torch.device("cpu") if elsewhere else nullcontext()
+    with model, on_cpu, torch_private.FakeTensorMode(allow_non_fake_inputs=True), torch_private.quiet():
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
         try:
             joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())

@@ -153,7 +153,7 @@ def backward_cuda(
         return backward_math(grad, q, k, v, out, lse, mask, causal, scale, offset)
     heads = q.shape[1]
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)
-    unused = torch.empty(0, dtype=torch.uint64, device=q.device)
+    unused = torch.empty((), dtype=torch.uint64, device=q.device)
     dq, dk, dv = aten._scaled_dot_product_flash_attention_backward.default(
         grad, q, repeat_heads(k, heads), repeat_heads(v, heads), out, lse, None, None, q.shape[2], k.shape[2],
         0.0, causal, seed, unused, scale=scale,

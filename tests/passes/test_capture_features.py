@@ -200,9 +200,9 @@ def test_writes_in_place() -> None:
 
 
 def test_write_between_view_and_product() -> None:
-    """A merged view that is written to before its product is not looked through."""
+    """A merged view is not looked through once it, its base or another view of either was written to."""
 
-    def run(layer: nn.Module, x: Tensor) -> Tensor:
+    def both(layer: nn.Module, x: Tensor) -> Tensor:
         y = layer(x)
         flat = y.transpose(0, 1).reshape(-1, 6)
         flat.mul_(2.0)
@@ -210,7 +210,44 @@ def test_write_between_view_and_product() -> None:
         again.add_(1.0)
         return (flat @ layer.weight + again @ layer.weight).sum() + y.sum()
 
-    compare(Lambda(run), torch.randn(2, 3, 6))
+    def base_of_a_copy(layer: nn.Module, x: Tensor) -> Tensor:
+        y = layer(x).transpose(0, 1)
+        flat = y.reshape(-1, 6)
+        y[:].mul_(2.0)
+        return (flat @ layer.weight).sum() + y.sum()
+
+    def base_of_a_view(layer: nn.Module, x: Tensor) -> Tensor:
+        y = layer(x)
+        flat = y.reshape(-1, 6)
+        y[:].mul_(2.0)
+        return (flat @ layer.weight).sum() + y.sum()
+
+    def view_back(layer: nn.Module, x: Tensor) -> Tensor:
+        rows = layer(x).view(-1, 6) @ layer.weight
+        back = rows.view(2, 3, 6)
+        back.mul_(2.0)
+        return (rows * rows).sum() + back.sum()
+
+    def view_of_a_copy(layer: nn.Module, x: Tensor) -> Tensor:
+        y = layer(x).transpose(0, 1)
+        flat = y.reshape(-1, 6)
+        flat[:].add_(1.0)
+        return (flat @ layer.weight).sum() + y.sum()
+
+    for run in (both, base_of_a_copy, base_of_a_view, view_back, view_of_a_copy):
+        compare(Lambda(run), torch.randn(2, 3, 6))
+
+
+def test_default_device() -> None:
+    """A default device does not reach into the trace."""
+
+    def run(layer: nn.Module, x: Tensor) -> Tensor:
+        return (layer(x) * torch.arange(6) * torch.ones(6)).sum()
+
+    model, args = Lambda(run), (torch.randn(2, 6),)
+    expected = capture(model, args).fingerprint()
+    with torch.device("meta"):
+        assert capture(model, args).fingerprint() == expected
 
 
 def test_merged_view_is_looked_through() -> None:
