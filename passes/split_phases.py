@@ -16,7 +16,7 @@ class GraphOnly(fx.GraphModule):
     """A graph module without generated code: to read, to print, to interpret, but not to call."""
 
     def recompile(self) -> Any:
-        return PythonCode("", {}, {}, None)
+        return PythonCode("", {}, {}, 0)
 
 
 def split_phases(
