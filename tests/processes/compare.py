@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,15 @@ def random_plan(built: Built, sizes: tuple[int, ...], seed: int) -> autopar.Plan
             options = legal_layouts(program.nodes()[role.node].meta["val"].shape, mesh)
             layouts[role.name] = options[pick(len(options))]
     return complete_plan(program, mesh, choices_by(program, mesh, pick), layouts)
+
+
+def refusal(call: Callable[[], Any]) -> tuple[str, str]:
+    """Return the class and message of the error that ``call`` raises."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
 
 
 def loss_of(output: Any) -> Tensor:

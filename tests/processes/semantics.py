@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
-import os
-import tempfile
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 import autopar
-from autopar.runtime import agree
 from autopar.runtime.agree import gather_objects
-from tests.processes.compare import build, gradients, loss_of, split, state, worst
+from tests.processes.compare import build, gradients, loss_of, refusal, split, state, worst
 
 Errors = dict[str, tuple[float, str]]
-
-
-def refusal(call: Callable[[], Any]) -> tuple[str, str]:
-    """Return the class and message of the error that ``call`` raises."""
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
 
 
 def on_first(errors: Errors) -> Errors:
@@ -235,103 +217,6 @@ def inner_output(sizes: tuple[int, ...]) -> tuple[dict[str, str], tuple[str, str
     return kinds, refusal(lambda: (out.loss + out.logits.full_tensor().sum()).backward())
 
 
-def wrong_calls(sizes: tuple[int, ...]) -> dict[str, tuple[str, str]]:
-    """Make calls that differ between ranks, or are wrong on one; each must be refused everywhere, and the next work."""
-    built = build("mlp")
-    parallel, _ = split(built, sizes)
-    x, y = built[1]
-    odd = dist.get_rank() == dist.get_world_size() - 1
-    found = {
-        "shapes": refusal(lambda: parallel(x[:-1] if odd else x, y[:-1] if odd else y)),
-        "contents": refusal(lambda: parallel(x + 1 if odd else x, y)),
-        "type": refusal(lambda: parallel(object() if odd else x, y)),
-        "device": refusal(lambda: parallel(x.to("meta") if odd else x, y)),
-        "mode": refusal(lambda: parallel.train(not odd)(x, y)),
-    }
-    parallel.train()
-    found["after"] = refusal(lambda: parallel(x, y))
-    found["assign"] = refusal(lambda: parallel.load_state_dict(parallel.full_state_dict(), assign=True))
-    found["part"] = refusal(lambda: parallel.up(x))
-    return found
-
-
-def wrong_setups(sizes: tuple[int, ...]) -> dict[str, tuple[str, str]]:
-    """Set up wrongly, on all ranks or on one; each must be refused on every rank."""
-    model, args, _ = build("mlp")
-    world = dist.get_world_size()
-    odd = dist.get_rank() == world - 1
-    wide = nn.Linear(16, 33 if odd else 32)
-    plain = nn.Sequential(nn.Linear(16, 16))
-    empty = nn.Linear(16, 16, device="meta")
-    x = args[0]
-    go = autopar.parallelize
-    return {
-        "mesh too large": refusal(lambda: go(model, (2 * world,), args)),
-        "mesh too small": refusal(lambda: go(model, (1,), args)),
-        "memory": refusal(lambda: go(model, sizes, args, memory=float("nan"))),
-        "memory on one": refusal(lambda: go(model, sizes, args, memory=-1 if odd else None)),
-        "options differ": refusal(lambda: go(model, sizes, args, optimizer="sgd" if odd else "adamw")),
-        "models differ": refusal(lambda: go(wide, sizes, (x,))),
-        "no model on one": refusal(lambda: go(None if odd else plain, sizes, (x,))),  # type: ignore[arg-type]
-        "meta": refusal(lambda: go(empty, sizes, (x,))),
-        "capture on one": refusal(lambda: go(Branching(odd), sizes, (x,))),
-        "constraint": refusal(lambda: go(plain, sizes, (x,), constraints={"nothing.like.it": "column"})),
-        "after": refusal(lambda: go(plain, sizes, (x,))(x)),
-    }
-
-
-class Branching(nn.Module):
-    """A module that can't be traced on some rank."""
-
-    def __init__(self, branch: bool) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-        self.branch = branch
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return another value by the data."""
-        if self.branch and x.sum() > 0:
-            return x
-        return self.linear(x)
-
-
-def plans(sizes: tuple[int, ...]) -> tuple[dict[str, tuple[str, str]], bool]:
-    """Use saved plans, right and wrong; return the refusals, and whether a right one is taken as it is."""
-    model, args, _ = build("mlp")
-    folder = [tempfile.mkdtemp(prefix="autopar-plans-")]
-    dist.broadcast_object_list(folder, 0)
-    path = Path(folder[0])
-    good = autopar.plan(model, sizes, args)
-    other_mesh = autopar.plan(model, (dist.get_world_size() * 2,), args)
-    other_inputs = autopar.plan(model, sizes, tuple(a[:4] for a in args))
-    other_model = autopar.plan(nn.Sequential(nn.Linear(16, 4)), sizes, args[:1])
-    if dist.get_rank() == 0:
-        good.save(path / "good.json")
-        text = (path / "good.json").read_bytes()
-        (path / "cut.json").write_bytes(text[: len(text) // 2])
-        (path / "newer.json").write_bytes(
-            text.replace(b'"schema":1', b'"schema":99').replace(b'"schema": 1', b'"schema": 99')
-        )
-    dist.barrier()
-    go = autopar.parallelize
-    taken = go(model, sizes, args, plan=path / "good.json")
-    found = {
-        "cut": refusal(lambda: go(model, sizes, args, plan=path / "cut.json")),
-        "newer": refusal(lambda: go(model, sizes, args, plan=path / "newer.json")),
-        "missing": refusal(lambda: go(model, sizes, args, plan=os.fspath(path / "missing.json"))),
-        "other mesh": refusal(lambda: go(model, sizes, args, plan=other_mesh)),
-        "other inputs": refusal(lambda: go(model, sizes, args, plan=other_inputs)),
-        "other model": refusal(lambda: go(model, sizes, args, plan=other_model)),
-        "other meaning": refusal(lambda: go(model, sizes, args, plan=good, inputs="local")),
-        "memory": refusal(lambda: go(model, sizes, args, plan=good, memory=100)),
-        "constraints": refusal(lambda: go(model, sizes, args, plan=good, constraints={"up": "column"})),
-        "kind": refusal(lambda: go(model, sizes, args, plan=3)),  # type: ignore[arg-type]
-        "first call": refusal(lambda: go(model, sizes, plan=other_inputs)(*args)),
-        "lazily": refusal(lambda: go(model, sizes, plan=good)(*args)),
-    }
-    return found, taken.plan.to_bytes() == good.to_bytes()
-
-
 def stale_optimizer(sizes: tuple[int, ...]) -> tuple[str, str]:
     """Step an optimizer that was built before parallelize."""
     model, args, _ = build("mlp")
@@ -339,39 +224,6 @@ def stale_optimizer(sizes: tuple[int, ...]) -> tuple[str, str]:
     parallel = autopar.parallelize(model, sizes, args)
     parallel(*args).backward()
     return refusal(optimizer.step)
-
-
-def part_of_the_world() -> tuple[str, str] | tuple[float, str]:
-    """Run on two of four ranks; return the refusal on the others, the error of the loss on these."""
-    model, args, _ = build("mlp")
-    reference = copy.deepcopy(model)
-    mesh = DeviceMesh("cpu", [1, 3])
-    if dist.get_rank() in (1, 3):
-        ours = autopar.parallelize(model, mesh, args)(*args).detach()
-        torch.manual_seed(0)
-        return worst({"loss": ours}, {"loss": reference(*args).detach()})
-    return refusal(lambda: autopar.parallelize(model, mesh, args))
-
-
-def descending_mesh() -> tuple[str, str]:
-    """Give a mesh whose ranks do not ascend."""
-    model, args, _ = build("mlp")
-    mesh = DeviceMesh("cpu", [1, 0])
-    return refusal(lambda: autopar.parallelize(model, mesh, args))
-
-
-def first_rank_alone(sizes: tuple[int, ...]) -> tuple[int, tuple[str, str]]:
-    """Save the state dict on the first rank only, then ask there only for the full one, with little patience."""
-    built = build("mlp")
-    parallel, _ = split(built, sizes)
-    count, found = 0, ("nothing", "")
-    if dist.get_rank() == 0:
-        buffer = io.BytesIO()
-        torch.save(parallel.state_dict(), buffer)
-        count = buffer.tell()
-        with mock.patch.object(agree, "PATIENCE", timedelta(seconds=1)):
-            found = refusal(parallel.full_state_dict)
-    return count, found
 
 
 class Constant(nn.Module):
@@ -420,3 +272,14 @@ def every_output(sizes: tuple[int, ...]) -> Errors:
         out = module(*built[1], **built[2])
         (out.loss * 2 + out.logits.square().mean()).backward()
     return on_first({"gradients": worst(gradients(parallel), gradients(reference))})
+
+
+def random_state(sizes: tuple[int, ...], inputs: str) -> tuple[bool, list[int]]:
+    """Call a module with dropout from different seeds; tell whether the own state survived, and what comes next."""
+    model, args, _ = build("mlp", 0.5)
+    parallel = autopar.parallelize(model, sizes, args, inputs=inputs)
+    torch.manual_seed(dist.get_rank())
+    before = torch.get_rng_state()
+    parallel(*args)
+    kept = torch.equal(before, torch.get_rng_state())
+    return kept, torch.randint(0, 1 << 30, (4,)).tolist()

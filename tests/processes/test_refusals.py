@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes import semantics
+from tests.processes import refused
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -32,7 +32,7 @@ SETUPS = {
     "models differ": ("InputError", "the same model"),
     "no model on one": ("OptionError", "torch.nn.Module"),
     "meta": ("OptionError", "to_empty"),
-    "capture on one": ("CaptureError", "semantics.py"),
+    "capture on one": ("CaptureError", "refused.py"),
     "constraint": ("ConstraintError", "nothing.like.it"),
     "after": ("nothing", ""),
 }
@@ -66,26 +66,26 @@ def assert_refused(found: dict[str, tuple[str, str]], expected: dict[str, tuple[
 
 def test_calls(pool: Pools) -> None:
     """Calls that differ between the ranks, or are wrong on one, are refused on all, and the next call works."""
-    for found in pool(4).run(semantics.wrong_calls, (2, 2)):
+    for found in pool(4).run(refused.wrong_calls, (2, 2)):
         assert_refused(found, CALLS)
 
 
 def test_setups(pool: Pools) -> None:
     """Meshes, options and models that do not fit, on all ranks or on one, are refused on all."""
-    for found in pool(2).run(semantics.wrong_setups, (2,)):
+    for found in pool(2).run(refused.wrong_setups, (2,)):
         assert_refused(found, SETUPS)
 
 
 def test_plans(pool: Pools) -> None:
     """A right plan is taken as it is; a damaged one, or one for something else, is refused on every rank."""
-    for found, same in pool(2).run(semantics.plans, (2,)):
+    for found, same in pool(2).run(refused.plans, (2,)):
         assert_refused(found, PLANS)
         assert same
 
 
 def test_part_of_the_world(pool: Pools) -> None:
     """A mesh over some ranks runs on these; the others are told that they are not in it."""
-    results = pool(4).run(semantics.part_of_the_world)
+    results = pool(4).run(refused.part_of_the_world)
     for rank in (1, 3):
         assert results[rank][0] < 1e-4
     for rank in (0, 2):
@@ -94,13 +94,13 @@ def test_part_of_the_world(pool: Pools) -> None:
 
 def test_descending_mesh(pool: Pools) -> None:
     """Ranks in another order than that of process groups are refused, because pieces would be mixed up."""
-    for refused in pool(2).run(semantics.descending_mesh):
-        assert refused[0] == "MeshError" and "ascending" in refused[1]
+    for found in pool(2).run(refused.descending_mesh):
+        assert found[0] == "MeshError" and "ascending" in found[1]
 
 
 def test_first_rank_alone(pool: Pools) -> None:
     """A state dict needs no other rank; the full one says which ranks it waits for."""
-    count, refused = pool(2).run(semantics.first_rank_alone, (2,))[0]
+    count, found = pool(2).run(refused.first_rank_alone, (2,))[0]
     assert count > 0
-    assert refused[0] == "InputError" and "1" in refused[1]
+    assert found[0] == "InputError" and "1" in found[1]
     pool(2).stop()  # the control group has an unfinished barrier

@@ -96,3 +96,11 @@ def test_constrained(pool: Pools) -> None:
 def test_every_output(pool: Pools) -> None:
     """With ``outputs="full"`` gradients may reach every output, also beside a loss."""
     assert_small(pool(2).run(semantics.every_output, (2,))[0])
+
+
+def test_random_state(pool: Pools) -> None:
+    """Copies of one script go on from the first rank's state; ranks with shares of their own keep theirs."""
+    first, second = pool(2).run(semantics.random_state, (2,), "global")
+    assert first == second and not first[0]
+    first, second = pool(2).run(semantics.random_state, (2,), "local")
+    assert second[0] and not first[0] and first[1] != second[1]
