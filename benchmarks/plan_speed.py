@@ -29,7 +29,7 @@ from autopar.passes.solve.layout_graph import Prices
 from autopar.passes.solve.model import build_model
 from autopar.passes.solve.problem import build_problem
 from autopar.passes.solve.reduce import reduce_problem
-from autopar.plan import Options
+from autopar.plans import Options
 
 CASES: dict[str, list[str]] = {"gpt2": ["8", "2,4"], "llama3-8b": ["8", "32,8", "4,8,8"]}
 COLUMNS = (

@@ -20,7 +20,7 @@ from autopar.passes.fold import fold
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
 from autopar.passes.solve.layout_graph import Prices
-from autopar.plan import Options
+from autopar.plans import Options
 from benchmarks.models.transformer import TransformerConfig, build
 from benchmarks.published_runs import Run
 

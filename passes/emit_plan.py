@@ -6,7 +6,7 @@ import torch
 
 from autopar.mesh import Mesh
 from autopar.placement import layout_name
-from autopar.plan import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, Plan, Route, SolverReport
+from autopar.plans import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, Plan, Route, SolverReport
 
 from .cost.memory import ParameterBytes, parameter_bytes
 from .describe_plan import describe_plan

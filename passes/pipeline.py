@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.mesh import Mesh
-from autopar.plan import Options, Plan
+from autopar.plans import Options, Plan
 
 from .annotate import annotate
 from .apply_constraints import apply_constraints

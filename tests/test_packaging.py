@@ -88,3 +88,13 @@ def test_importing_autopar_does_not_import_the_solver() -> None:
         "import sys, autopar; autopar.Plan, autopar.Mesh; assert not any(m.startswith('ortools') for m in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """A module called like a public function would take its place once it is imported."""
+    import autopar
+
+    modules = {path.stem for path in (ROOT / "autopar").iterdir()}
+    assert not modules & set(autopar.__all__)
+    for name in autopar.__all__:
+        assert callable(getattr(autopar, name)), name

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from autopar.errors import ConstraintError
-from autopar.placement import REPLICATE, Layout, parse_layout
-from autopar.plan import Options
+from autopar.placement import REPLICATE, parse_layout
+from autopar.plans import Options
 
 from ..cost.memory import parameter_bytes
 from ..enumerate_strategies import Strategies, StrategyTable, layouts_as_strategies

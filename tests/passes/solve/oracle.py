@@ -21,7 +21,7 @@ from autopar.passes.program import Program, result_values, tensor_operands
 from autopar.passes.redistribution import Arc, arcs_from, layout_is_legal
 from autopar.passes.rules.legality import legal_strategies, operand_layouts, result_layouts
 from autopar.placement import REPLICATE, Layout, local_shape
-from autopar.plan import Options
+from autopar.plans import Options
 
 Row = tuple[tuple[Layout, ...], tuple[Layout, ...], float, int]
 """Operand layouts, result layouts, seconds, bytes."""

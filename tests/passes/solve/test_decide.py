@@ -12,7 +12,7 @@ from autopar.errors import InfeasibleError
 from autopar.mesh import Mesh
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
-from autopar.plan import Options
+from autopar.plans import Options
 from tests.passes.solve.oracle import Oracle
 from tests.passes.solve.small_programs import small_programs
 from tests.passes.tiny_program import tiny_program
