@@ -81,10 +81,11 @@ def elementwise_rule(node: fx.Node, groups: Groups = ()) -> Rule:
     )
 
 
-def _enter(names: list[str], groups: Callable[[fx.Node], Groups]) -> None:
+def _enter(names: list[str], text: str, groups: Callable[[fx.Node], Groups]) -> None:
     def elementwise(node: fx.Node) -> Rule:
         return elementwise_rule(node, groups(node))
 
+    elementwise.__doc__ = f"Every dim of the result is parallel; {text}."
     rule(*_targets(*names))(elementwise)
 
 
@@ -110,8 +111,13 @@ def _quotient(node: fx.Node) -> Groups:
     return ((0,),)
 
 
-def _where(node: fx.Node) -> Groups:
+@rule(aten.where.self, aten.where.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf)
+def where(node: fx.Node) -> Rule:
     """A selection is linear in both branches, or in one when the other is zero."""
+    return elementwise_rule(node, _where(node))
+
+
+def _where(node: fx.Node) -> Groups:
     named = arguments(node)
     on, off = named["self"], named["other"]
     if len(tensor_operands(node)) == 3:
@@ -127,18 +133,15 @@ def _masked_fill(node: fx.Node) -> Groups:
     return ((0,),) if is_zero(arguments(node)["value"]) else ()
 
 
-_enter(PLAIN, lambda node: ())
-_enter(FIRST, lambda node: ((0,),))
-_enter(["add", "sub", "subtract"], _sum)
-_enter(["mul", "multiply"], _product)
-_enter(["div", "divide", "true_divide"], _quotient)
-rule(aten.where.self, aten.where.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf)(
-    lambda node: elementwise_rule(node, _where(node))
-)
-_enter(["masked_fill"], _masked_fill)
-_enter(["addcmul"], lambda node: ((0, 1), (0, 2)))
-_enter(["addcdiv"], lambda node: ((0, 1),))
-_enter(["lerp"], lambda node: ((0, 1),))
+_enter(PLAIN, "no partial value passes", lambda node: ())
+_enter(FIRST, "linear in the first operand", lambda node: ((0,),))
+_enter(["add", "sub", "subtract"], "partial sums pass from both operands at once", _sum)
+_enter(["mul", "multiply"], "linear in each operand", _product)
+_enter(["div", "divide", "true_divide"], "linear in the dividend", _quotient)
+_enter(["masked_fill"], "linear when it fills with zero", _masked_fill)
+_enter(["addcmul"], "linear in the addend with either factor", lambda node: ((0, 1), (0, 2)))
+_enter(["addcdiv"], "linear in the addend with the dividend", lambda node: ((0, 1),))
+_enter(["lerp"], "linear in both ends", lambda node: ((0, 1),))
 
 
 @rule(

@@ -33,6 +33,11 @@ def has_rule(target: Any) -> bool:
     return target in _TABLE
 
 
+def rule_function(target: Any) -> RuleFunction:
+    """Return the function that gives the rule of an op in the table."""
+    return _TABLE[target]
+
+
 def known_targets() -> list[Any]:
     """Return every op in the table, by name."""
     return sorted(_TABLE, key=str)

@@ -839,8 +839,6 @@ def enter_indexing() -> None:
     @generates(aten.index.Tensor, aten._unsafe_index.Tensor)
     def index(d: Draw) -> Arguments:
         shape = d.shape(1)
-        if d.int(0, 6) == 0:
-            return (d.float(*shape), [d.mask(*shape[:1])]), {}
         values = d.of([d.float, d.mask])(*shape)
         return (values, indices(d, shape)), {}
 
@@ -900,7 +898,7 @@ def enter_norms() -> None:
 
     def batch(d: Draw) -> tuple[Tensor, int]:
         c = d.size()
-        return d.float(d.size(), c, *d.shape(1, 2)), c
+        return d.float(d.int(2, 6), c, *d.shape(1, 2)), c
 
     @generates(aten._native_batch_norm_legit_functional.default, dtypes=WIDE)
     def batch_norm(d: Draw) -> Arguments:

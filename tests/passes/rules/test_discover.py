@@ -1,0 +1,139 @@
+"""Rules of ops that have none: found by trying, never by believing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.passes.rules.check import check_rule, node_of
+from autopar.passes.rules.discover import discover
+from autopar.passes.rules.rule import Rule
+from autopar.passes.rules.table import rule_of
+
+LIBRARY = torch.library.Library("autopar_test_discover", "DEF")
+
+
+def _define(schema: str, function: Callable[..., Any], **options: Any) -> Any:
+    name = schema.split("(")[0]
+    LIBRARY.define(schema, **options)
+    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"autopar_test_discover::{name}", function, lib=LIBRARY)
+    return getattr(torch.ops.autopar_test_discover, name).default
+
+
+def _kernel_of_no_device(x: Tensor) -> Tensor:
+    if type(x) is Tensor:
+        raise KeyError("no kernel")
+    return torch.empty_like(x)
+
+
+SWIGLU = _define("swiglu(Tensor a, Tensor b) -> Tensor", lambda a, b: torch.nn.functional.silu(a) * b)
+RMS = _define(
+    "rms(Tensor x, Tensor w) -> (Tensor, Tensor)",
+    lambda x, w: (x * torch.rsqrt((x * x).mean(-1, True) + 1e-6) * w, torch.rsqrt((x * x).mean(-1) + 1e-6)),
+)
+WEIGHT_GRAD = _define("weight_grad(Tensor g, Tensor x) -> Tensor", lambda g, x: torch.einsum("bsn,bsk->nk", g, x))
+MATMUL = _define("matmul(Tensor x, Tensor w) -> Tensor", lambda x, w: x @ w)
+HEADS = _define(
+    "heads(Tensor x, int h) -> Tensor", lambda x, h: x.reshape(x.shape[0], h, -1).softmax(-1).reshape(x.shape)
+)
+NOISE = _define("noise(Tensor x) -> Tensor", torch.rand_like)
+TAGGED = _define("tagged(Tensor x) -> Tensor", torch.rand_like, tags=(torch.Tag.nondeterministic_seeded,))
+MUTATES = _define("mutates(Tensor(a!) x) -> Tensor", lambda x: x.add_(1).clone())
+RAISES = _define("raises(Tensor x) -> Tensor", _kernel_of_no_device)
+ZERO = _define("zero(Tensor x) -> Tensor", lambda x: x.new_zeros(x.shape[1]))
+
+
+def _rule(target: Any, *args: Any) -> Rule:
+    return discover(node_of(target, args))
+
+
+def test_a_gated_unit_is_parallel_in_every_dim_and_linear_in_its_gate() -> None:
+    """Elementwise structure and linearity are both found."""
+    rule = _rule(SWIGLU, torch.randn(4, 8, 32), torch.randn(4, 8, 32))
+    assert [factor.kind for factor in rule.factors] == ["parallel"] * 3
+    assert rule.linear == ((1,),)
+
+
+def test_a_norm_is_parallel_in_its_leading_dims_only() -> None:
+    """The normalised dim stays whole, with two results."""
+    rule = _rule(RMS, torch.randn(4, 8, 32), torch.randn(32))
+    assert len(rule.factors) == 2
+    assert rule.operands[0][2] is None
+    assert rule.results[1] == rule.results[0][:2]
+
+
+def test_a_weight_gradient_is_a_sum_over_batch_and_sequence() -> None:
+    """Reductions are found beside parallel factors."""
+    rule = _rule(WEIGHT_GRAD, torch.randn(4, 8, 32), torch.randn(4, 8, 16))
+    assert sorted(factor.kind for factor in rule.factors) == ["parallel", "parallel", "sum", "sum"]
+    assert rule.linear == ((0,), (1,))
+
+
+def test_equal_sizes_are_told_apart() -> None:
+    """A square product has three factors, though all sizes are one number."""
+    args = (torch.randn(8, 8), torch.randn(8, 8))
+    rule = _rule(MATMUL, *args)
+    assert len(rule.factors) == 3
+    assert check_rule(MATMUL, args, {}, rule, parts=(2, 2)) == []
+
+
+def test_what_an_argument_ties_together_is_not_split() -> None:
+    """A dim that an int argument divides into heads of its own softmax stays whole."""
+    rule = _rule(HEADS, torch.randn(6, 32), 4)
+    assert rule.operands[0][0] is not None
+    assert rule.operands[0][1] is None
+
+
+def test_random_ops_are_replicated_and_marked() -> None:
+    """With the tag or without it."""
+    for target in (NOISE, TAGGED):
+        rule = _rule(target, torch.randn(4, 4))
+        assert rule.random
+        assert rule.reason
+        assert len(rule.choices()) == 1
+
+
+def test_ops_that_write_to_their_arguments_are_replicated() -> None:
+    """The reason says so."""
+    assert "writes to its arguments" in _rule(MUTATES, torch.randn(4)).reason
+
+
+def test_ops_that_can_not_run_here_are_replicated() -> None:
+    """Whatever they raise, the reason carries it and nothing else happens."""
+    rule = _rule(RAISES, torch.randn(4))
+    assert "KeyError" in rule.reason
+    assert len(rule.choices()) == 1
+
+
+def test_zeros_prove_no_sum() -> None:
+    """An op whose result is zero for all that was tried is not taken for a partial sum or for linear."""
+    rule = _rule(ZERO, torch.randn(4, 8))
+    assert rule.linear == ()
+    assert all(factor.kind == "parallel" for factor in rule.factors)
+
+
+def test_a_python_function_is_replicated() -> None:
+    """A call that is no library op says so."""
+    node = node_of(aten.neg.default, (torch.randn(3),))
+    node.target = torch.nn.functional.relu
+    assert "no library op" in discover(node).reason
+
+
+def test_the_table_falls_back_to_discovery_and_keeps_the_generator() -> None:
+    """Planning draws random inputs of its own: the user's random numbers stay as they were."""
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    rule = rule_of(node_of(MATMUL, (torch.randn(4, 6), torch.randn(6, 10))))
+    torch.manual_seed(3)
+    assert torch.equal(before, torch.get_rng_state())
+    state = torch.get_rng_state()
+    discover(node_of(MATMUL, (torch.ones(4, 6), torch.ones(6, 12))))
+    assert torch.equal(state, torch.get_rng_state())
+    assert len(rule.factors) == 3
+
+
+aten = torch.ops.aten
