@@ -119,16 +119,23 @@ def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Produ
     return Product(batch=size(shared & result), m=size(first - second), n=size(second - first), k=size(shared - result))
 
 
-def local_flops(rule: Rule, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> float:
-    """Return the flops of an op on local operands and results of these shapes."""
+Shapes = Sequence[Sequence[int]]
+
+
+def local_flops(rule: Rule, local_shapes: Shapes, global_shapes: Shapes) -> float:
+    """Return the flops of an op on local tensors.
+
+    Args:
+        rule: of the op.
+        local_shapes, global_shapes: of all operands and then all results.
+    """
     share = 1.0
-    sizes = {factor.name: factor.size for factor in rule.factors}
     seen: set[str] = set()
-    for dims, shape in zip((*rule.operands, *rule.results), (*operands, *results), strict=True):
-        for name, size in zip(dims, shape, strict=True):
-            if name is not None and name not in seen and sizes[name]:
+    for dims, local, whole in zip((*rule.operands, *rule.results), local_shapes, global_shapes, strict=True):
+        for name, length, size in zip(dims, local, whole, strict=True):
+            if name is not None and name not in seen and size:
                 seen.add(name)
-                share *= size / sizes[name]
+                share *= length / size
     return rule.flops * share
 
 

@@ -95,7 +95,7 @@ class Oracle:
                 math.prod(shape) * v.dtype.itemsize
                 for shape, v in zip([*local[0], *local[1]], [*operands, *results])
             )
-            flops = local_flops(rule, *local)
+            flops = local_flops(rule, [*local[0], *local[1]], [*shapes[0], *shapes[1]])
             seconds = op_seconds(node.target, flops, float(moved), compute_dtype([*operands, *results]), self.device)
             yield before, after, float(seconds), 0
 

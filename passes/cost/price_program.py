@@ -1,0 +1,124 @@
+"""Price a lowered program: the same arithmetic as the planner's, on the tensors that really move and the ops that really run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.mesh import Mesh
+from autopar.placement import Layout, local_shape
+from autopar.plan import Cost, Plan
+
+from ..insert_collectives import COLLECTIVES
+from ..local_program import LocalProgram
+from ..lower import choices_of
+from ..program import Program, result_values, tensor_operands, tensors_of
+from ..redistribution import Arc, arc_between
+from ..rules.legality import operand_layouts, result_layouts
+from .collectives import collective_seconds
+from .compute import compute_dtype, local_flops, op_seconds
+from .devices import device, mesh_links
+
+
+def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
+    """Return the seconds of a step of one rank's program; rank 0 is the fullest, whose seconds a plan predicts.
+
+    Args:
+        program: the annotated program that was lowered, for its ops and their flops.
+        plan: the plan that it was lowered by, for operands that a local rewrite does not read (only their shape).
+        local: its lowering, with its mesh.
+    """
+    communication = sum(_arc_seconds(node, local.mesh) for node in local.joint.graph.nodes if _ends_arc(node))
+    emitted: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in local.joint.graph.nodes:
+        if node.op in ("call_function", "get_attr") and "arc" not in node.meta:
+            emitted[node.meta["origin"]].append(node)
+    compute = sum(_op_seconds(node, emitted, plan, local) for node in program.ops())
+    return Cost(
+        step_seconds=compute + communication, compute_seconds=compute, communication_seconds=communication
+    )
+
+
+def _ends_arc(node: fx.Node) -> bool:
+    """Tell whether a node is the last of those that carry out an arc: the one that holds the moved tensor."""
+    return "arc" in node.meta and "layout" in node.meta
+
+
+def _back(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that an arc ran, the last first, and then the node that it started from."""
+    yield node
+    for operand in node.all_input_nodes[:1]:
+        if "layout" in operand.meta:
+            yield operand
+        else:
+            yield from _back(operand)
+
+
+def _arc_seconds(node: fx.Node, mesh: Mesh) -> float:
+    *steps, start = _back(node)
+    arc = arc_between(start.meta["layout"], node.meta["layout"])
+    assert isinstance(arc, Arc) and arc.kind == node.meta["arc"]
+    calls = [step for step in steps if step.target in COLLECTIVES]
+    if not calls:
+        return 0.0
+    (handed,) = (call.args[0] for call in calls)
+    assert isinstance(handed, fx.Node)
+    value: torch.Tensor = handed.meta["val"]
+    ends = arc.source[arc.axis], arc.target[arc.axis]
+    num_bytes = float(value.numel() * value.element_size())
+    link = mesh_links(mesh)[arc.axis]
+    return float(collective_seconds(arc.kind, mesh.sizes[arc.axis], num_bytes, *ends, link, device(mesh.device)))
+
+
+def _op_seconds(node: fx.Node, emitted: dict[str, list[fx.Node]], plan: Plan, local: LocalProgram) -> float:
+    """Return the seconds of one global op, by the local tensors that its lowered nodes read and make."""
+    group = [*emitted[node.name], *(made for user in node.users for made in emitted.get(user.name, ()))]
+    inside = set(emitted[node.name])
+    read: dict[str, list[fx.Node]] = defaultdict(list)
+    for made in emitted[node.name]:
+        for leaf in pytree.arg_tree_leaves(*made.args, **made.kwargs):
+            if isinstance(leaf, fx.Node) and leaf not in inside and leaf not in read[leaf.meta.get("tensor", "")]:
+                read[leaf.meta.get("tensor", "")].append(leaf)
+    mesh = local.mesh
+    before: list[torch.Tensor] = []
+    demanded = operand_layouts(choices_of(node, plan.choices[node.name], mesh))
+    for operand, layout in zip(tensor_operands(node), demanded):
+        found = read[operand.name]
+        if found:
+            before.append(_value(found.pop(0) if len(found) > 1 else found[0]))
+            continue
+        before.append(_piece(_value(operand), layout, local))
+    wanted = {node.name, *(user.name for user in node.users)}
+    results = {made.meta["tensor"]: made for made in group if made.meta.get("tensor") in wanted}
+    after = []
+    choices = choices_of(node, plan.choices[node.name], mesh)
+    for name, value, layout in zip(_result_names(node), tensors_of(node), result_layouts(choices)):
+        after.append(_value(results[name]) if name in results else _piece(value, layout, local))
+    rule = node.meta["rule"]
+    moved = [*before, *after]
+    whole = [_value(operand) for operand in tensor_operands(node)] + tensors_of(node)
+    flops = local_flops(rule, [tuple(value.shape) for value in moved], [tuple(value.shape) for value in whole])
+    num_bytes = sum(value.numel() * value.element_size() for value in moved)
+    return float(op_seconds(node.target, flops, float(num_bytes), compute_dtype(moved), device(mesh.device)))
+
+
+def _piece(value: torch.Tensor, layout: Layout, local: LocalProgram) -> torch.Tensor:
+    shape = local_shape(value.shape, layout, local.mesh.sizes, local.coordinate)
+    return torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _result_names(node: fx.Node) -> list[str]:
+    if isinstance(node.meta["val"], torch.Tensor):
+        return [node.name]
+    by_index = {user.args[1]: user.name for user in node.users if user.op == "call_function"}
+    return [str(by_index.get(index, "")) for index, _ in result_values(node)]
+
+
+def _value(node: fx.Node) -> torch.Tensor:
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
