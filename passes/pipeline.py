@@ -41,6 +41,8 @@ def make_plan(
     roles = name_roles(program)
     constraints = apply_constraints(program, mesh, options.constraints, roles)
     repeated = fold(program, constraints.key)
+    for node in program.ops():
+        node.meta.pop("traffic", None)
     if prices.device.fuses:
         mark_traffic(program, repeated.class_of)
     folding = repeated if folded else no_fold(program)

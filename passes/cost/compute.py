@@ -122,21 +122,33 @@ def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Produ
 Shapes = Sequence[Sequence[int]]
 
 
-def local_flops(rule: Rule, local_shapes: Shapes, global_shapes: Shapes) -> float:
-    """Return the flops of an op on local tensors.
+def local_lengths(rule: Rule, local_shapes: Shapes, global_shapes: Shapes) -> dict[str, float]:
+    """Return the local length of every factor of an op, read off its local tensors.
 
     Args:
         rule: of the op.
         local_shapes, global_shapes: of all operands and then all results.
     """
-    share = 1.0
-    seen: set[str] = set()
+    sizes = {factor.name: float(factor.size) for factor in rule.factors}
+    out = dict(sizes)
     for dims, local, whole in zip((*rule.operands, *rule.results), local_shapes, global_shapes, strict=True):
         for name, length, size in zip(dims, local, whole, strict=True):
-            if name is not None and name not in seen and size:
-                seen.add(name)
-                share *= length / size
-    return rule.flops * share
+            if name is not None and size and out[name] == sizes[name]:
+                out[name] = sizes[name] * length / size
+    return out
+
+
+def local_seconds(
+    target: Any, rule: Rule, lengths: Mapping[str, float], bytes_moved: float, dtype: str, device: Device, **how: float
+) -> float:
+    """Return the seconds of an op whose factors have these local ``lengths``; ``how`` as in ``op_seconds``."""
+    flops = rule.flops
+    for factor in rule.factors:
+        flops *= lengths[factor.name] / max(1, factor.size)
+    product = product_of(rule, {name: np.array([length]) for name, length in lengths.items()})
+    moved = np.array([bytes_moved])
+    seconds = op_seconds(target, np.array([flops]), moved, dtype, device, product=product, **how)
+    return float(seconds[0])
 
 
 def compute_dtype(values: Sequence[torch.Tensor]) -> str:

@@ -20,8 +20,9 @@ from ..program import Program, result_values, tensor_operands, tensors_of
 from ..redistribution import Arc, arc_between
 from ..rules.legality import operand_layouts, result_layouts
 from .collectives import collective_seconds
-from .compute import compute_dtype, local_flops, op_seconds
+from .compute import compute_dtype, local_lengths, local_seconds
 from .devices import device, mesh_links
+from .fusion import ALONE, Traffic
 
 
 def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
@@ -99,11 +100,19 @@ def _op_seconds(node: fx.Node, emitted: dict[str, list[fx.Node]], plan: Plan, lo
     for name, value, layout in zip(_result_names(node), tensors_of(node), result_layouts(choices)):
         after.append(_value(results[name]) if name in results else _piece(value, layout, local))
     rule = node.meta["rule"]
+    traffic: Traffic = node.meta.get("traffic", ALONE)
     moved = [*before, *after]
     whole = [_value(operand) for operand in tensor_operands(node)] + tensors_of(node)
-    flops = local_flops(rule, [tuple(value.shape) for value in moved], [tuple(value.shape) for value in whole])
-    num_bytes = sum(value.numel() * value.element_size() for value in moved)
-    return float(op_seconds(node.target, flops, float(num_bytes), compute_dtype(moved), device(mesh.device)))
+    lengths = local_lengths(rule, [tuple(value.shape) for value in moved], [tuple(value.shape) for value in whole])
+    num_bytes = sum(
+        value.numel() * value.element_size() * traffic.share(what, slot)
+        for what, side in (("operands", before), ("results", after))
+        for slot, value in enumerate(side)
+    )
+    dtype = compute_dtype(moved)
+    return local_seconds(
+        node.target, rule, lengths, num_bytes, dtype, device(mesh.device), launches=traffic.launches
+    )
 
 
 def _piece(value: torch.Tensor, layout: Layout, local: LocalProgram) -> torch.Tensor:

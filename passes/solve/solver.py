@@ -25,6 +25,8 @@ LARGE = 60_000
 """Variables from which a model is relaxed by PDLP first."""
 SMALL = 3_000
 """Variables up to which branch and bound gets the whole model."""
+MOST_BRANCHED = 40_000
+"""Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
 
 _HIGHS = "log_to_console = false\noutput_flag = false\nthreads = 1\nrandom_seed = 0\n"
 _SIMPLEX = "solver = simplex\n"
@@ -103,18 +105,22 @@ def _solve_by_bound(model: LinearModel, duals: Floats, time_limit_s: float | Non
     if not math.isfinite(bound) or bound <= 0:
         return None
     allowance = 1e-4 * bound
+    best: Answer | None = None
     for _ in range(12):
         kept = prices <= allowance
-        if kept.sum() > 0.7 * model.num_variables:
+        if best is not None and kept.sum() > MOST_BRANCHED:
+            return replace(best, status="feasible", bound=bound)
+        if kept.sum() > 0.8 * model.num_variables:
             return None
         answer = _solve_whole(_restricted(model, kept), time_limit_s)
         if answer.status == "infeasible":
-            allowance *= 10
+            allowance *= 4
             continue
+        values = np.zeros(model.num_variables)
+        values[kept] = answer.values
+        best = replace(answer, values=values)
         if answer.objective - bound <= allowance:
-            values = np.zeros(model.num_variables)
-            values[kept] = answer.values
-            return replace(answer, values=values)
+            return best
         allowance = min(4 * allowance, 1.001 * (answer.objective - bound))
     return None
 

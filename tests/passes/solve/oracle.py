@@ -13,8 +13,9 @@ import torch
 
 from autopar.mesh import Mesh
 from autopar.passes.cost.collectives import collective_seconds
-from autopar.passes.cost.compute import compute_dtype, local_flops, op_seconds
+from autopar.passes.cost.compute import compute_dtype, local_lengths, local_seconds
 from autopar.passes.cost.devices import device, mesh_links
+from autopar.passes.cost.fusion import ALONE
 from autopar.passes.cost.memory import parameter_bytes
 from autopar.passes.insert_collectives import arc_bytes
 from autopar.passes.program import Program, result_values, tensor_operands
@@ -28,7 +29,11 @@ Row = tuple[tuple[Layout, ...], tuple[Layout, ...], float, int]
 
 
 class Oracle:
-    """The optimum of a program by enumeration; only for a handful of single-result ops."""
+    """The optimum of a program by enumeration; only for a handful of single-result ops.
+
+    It prices what the planner prices, so a program is planned before it is enumerated: what fused kernels keep to
+    themselves is marked on its nodes.
+    """
 
     def __init__(self, program: Program, mesh: Mesh, options: Options) -> None:
         self.program, self.mesh, self.options = program, mesh, options
@@ -82,7 +87,7 @@ class Oracle:
         operands = [operand.meta["val"] for operand in tensor_operands(node)]
         results = [value for _, value in result_values(node)]
         shapes = [tuple(v.shape) for v in operands], [tuple(v.shape) for v in results]
-        rule = node.meta["rule"]
+        rule, traffic = node.meta["rule"], node.meta.get("traffic", ALONE)
         for choices in legal_strategies(rule, *shapes, self.mesh):
             before, after = operand_layouts(choices), result_layouts(choices)
             if not operands:
@@ -91,13 +96,16 @@ class Oracle:
                 [local_shape(s, lay, self.mesh.sizes, self.origin) for s, lay in zip(side, layouts)]
                 for side, layouts in zip(shapes, (before, after))
             ]
-            moved = sum(
-                math.prod(shape) * v.dtype.itemsize
-                for shape, v in zip([*local[0], *local[1]], [*operands, *results])
+            tensors, pieces, whole = [*operands, *results], [*local[0], *local[1]], [*shapes[0], *shapes[1]]
+            shares = [traffic.share("operands", slot) for slot in range(len(operands))]
+            shares += [traffic.share("results", slot) for slot in range(len(results))]
+            moved = sum(math.prod(p) * v.dtype.itemsize * share for p, v, share in zip(pieces, tensors, shares))
+            lengths = local_lengths(rule, pieces, whole)
+            dtype = compute_dtype(tensors)
+            seconds = local_seconds(
+                node.target, rule, lengths, float(moved), dtype, self.device, launches=traffic.launches
             )
-            flops = local_flops(rule, [*local[0], *local[1]], [*shapes[0], *shapes[1]])
-            seconds = op_seconds(node.target, flops, float(moved), compute_dtype([*operands, *results]), self.device)
-            yield before, after, float(seconds), 0
+            yield before, after, seconds, 0
 
     def _travels(self, chosen: dict[str, Row]) -> list[list[tuple[float, int]]]:
         early: dict[str, set[Layout]] = defaultdict(set)
