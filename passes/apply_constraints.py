@@ -69,8 +69,8 @@ class Constraints:
             rows &= _satisfied(demand, strategies)
             if not rows.any():
                 raise ConstraintError(
-                    f"the constraint {demand.pattern!r}: {demand.text!r} can't be met by {name} on {self.mesh}: sizes do "
-                    f"not divide so, or another constraint says otherwise"
+                    f"the constraint {demand.pattern!r}: {demand.text!r} can't be met by {name} on {self.mesh}: "
+                    f"sizes do not divide so, or another constraint says otherwise"
                 )
         return rows
 
@@ -88,9 +88,9 @@ def apply_constraints(program: Program, mesh: Mesh, constraints: Mapping[str, st
     """Return the demands that ``constraints`` make on a program.
 
     A pattern is matched (as by ``fnmatch``) against module paths and parameter names. ``column``, ``row``, ``batch``,
-    ``sequence``, ``head``, ``vocab``, ``replicate`` or a factor's name binds the forward ops of the modules (or those that
-    read the parameter); ``@axis`` after it says on which axis, otherwise one axis at least must split so. A layout such
-    as ``S0,R`` binds where parameters rest.
+    ``sequence``, ``head``, ``vocab``, ``replicate`` or a factor's name binds the forward ops of the modules (or
+    those that read the parameter); ``@axis`` after it says on which axis, otherwise one axis at least must split
+    so. A layout such as ``S0,R`` binds where parameters rest.
 
     Raises:
         ConstraintError: nothing matches, or no matched op has such a choice.
@@ -134,7 +134,8 @@ def _bind_ops(program: Program, pattern: str, text: str, roles: FactorRoles, out
     if not matched:
         modules = list(dict.fromkeys(str(node.meta["module"]) for node in program.ops() if node.meta["module"]))
         raise ConstraintError(
-            f"the constraint {pattern!r}: {text!r} matches neither a module nor a parameter; modules are {_some(modules)}"
+            f"the constraint {pattern!r}: {text!r} matches neither a module nor a parameter; "
+            f"modules are {_some(modules)}"
         )
     offered: dict[str, None] = {}
     bound = False

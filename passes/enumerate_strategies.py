@@ -72,7 +72,7 @@ class StrategyTable:
         self._made: dict[Any, Strategies] = {}
 
     def strategies(self, node: fx.Node) -> Strategies:
-        """Return the legal strategies of an annotated op node, those dominated left out; replicate on all axes is among them."""
+        """Return the legal strategies of an annotated op node without dominated ones; one replicates on all axes."""
         rule: Rule = node.meta["rule"]
         operands = [operand.meta["val"] for operand in tensor_operands(node)]
         results = [value for _, value in result_values(node)]
@@ -169,7 +169,7 @@ def _subsets(split: Bools, rows: Ints) -> Ints:
 
 
 def _weigh(shape: tuple[int, ...], codes: Ints, rows: Ints, sizes: Sequence[int]) -> tuple[Bools, Ints]:
-    """Return for every row whether a tensor may lie so (one kind of partial, no empty piece), and the local elements."""
+    """Return for every row whether a tensor may lie so (one kind of partial, no empty piece) and the local elements."""
     legal = np.ones(len(rows), dtype=np.bool_)
     numel = np.ones(len(rows), dtype=np.int64)
     for dim, size in enumerate(shape):

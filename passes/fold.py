@@ -1,8 +1,9 @@
 """Find repeated blocks of the graph and tie their copies.
 
-A class is a set of nodes that share their decisions. Blocks are tandem repeats of node signatures in graph order: in a maximal
-run with period ``p`` the nodes at one position modulo ``p`` form a class. Nothing is dropped: tensors are grouped later by
-the classes of their producer and of all their consumers, so a boundary between blocks keeps its own network.
+A class is a set of nodes that share their decisions. Blocks are tandem repeats of node signatures in graph order: in a
+maximal run with period ``p`` the nodes at one position modulo ``p`` form a class. Nothing is dropped: tensors are
+grouped later by the classes of their producer and of all their consumers, so a boundary between blocks keeps its own
+network.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def fold(program: Program, extra: Callable[[str], Hashable] = lambda name: None)
 def find_runs(ids: Ids, min_repeats: int = 2, min_period: int = 12) -> list[tuple[int, int, int]]:
     """Return disjoint tandem repeats ``(start, length, period)`` of a sequence, those that tie most first found.
 
-    A run of ``length >= min_repeats * period`` satisfies ``ids[i] == ids[i + period]`` inside. Candidate periods are the gaps
-    between equal ids. Periods are at least ``min_period``: very short blocks would tie neighbours that a good plan splits in
-    turns (a column split, then a row split).
+    A run of ``length >= min_repeats * period`` satisfies ``ids[i] == ids[i + period]`` inside. Candidate periods are
+    the gaps between equal ids. Periods are at least ``min_period``: very short blocks would tie neighbours that a
+    good plan splits in turns (a column split, then a row split).
 
     >>> find_runs(np.array([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 8]), min_period=4)
     [(1, 12, 4)]
@@ -142,7 +143,7 @@ def _fold_inputs(program: Program, class_of: dict[str, str], extra: Callable[[st
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for role in program.inputs:
         if role.kind in ("parameter", "buffer"):
-            key = (
+            key: Hashable = (
                 role.kind,
                 role.requires_grad,
                 _describe(nodes[role.node].meta["val"]),

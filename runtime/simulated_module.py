@@ -37,7 +37,8 @@ class _Simulation:
 class SimulatedModule(nn.Module):
     """The original module's parameters and buffers, whole; a forward and backward that run all ranks in lock-step.
 
-    What a loop does with the original (losses outside, hooks on gradients, optimizers, several forwards) it can do with this.
+    What a loop does with the original (losses outside, hooks on gradients, optimizers, several forwards) it can do
+    with this.
 
     Args:
         model: the original; its parameters and buffers are used, not copied.
@@ -98,8 +99,8 @@ class SimulatedModule(nn.Module):
         else:
             values = list(_Step.apply(simulation, news, *feeds))
         with torch.no_grad():
-            for role, new in zip([r for r in program.outputs if r.kind == "buffer" and r.node], news):
-                buffers[role.name].copy_(new)
+            for result, new in zip([r for r in program.outputs if r.kind == "buffer" and r.node], news):
+                buffers[result.name].copy_(new)
         stream = iter(values)
         out = [r.constant if r.node is None else next(stream) for r in program.outputs if r.kind == "output"]
         return pytree.tree_unflatten(out, program.out_spec)

@@ -8,10 +8,10 @@ import numpy as np
 
 from autopar.errors import AutoparError, InfeasibleError
 
-from .solver import Answer, solve_model
 from .model import LinearModel, build_model
 from .problem import Network, Problem
 from .reduce import reduce_problem
+from .solver import Answer, solve_model
 from .travel import Travel, cheapest_travel
 
 AGREEMENT = 1e-6

@@ -137,7 +137,7 @@ class LayoutGraph:
 
     @property
     def before(self) -> Ints:
-        """Node before the last on the cheapest way, ``[source, target]``; negative at the source and where there is none."""
+        """Node before the last on the cheapest way, ``[source, target]``; negative at the source or where none is."""
         return self._ways[1]
 
     @cached_property
@@ -181,7 +181,7 @@ class LayoutGraphs:
         self._made: dict[tuple[Any, ...], LayoutGraph] = {}
 
     def graph(self, shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...]) -> LayoutGraph:
-        """Return the graph of a tensor, whose layouts may hold the ``partials`` codes (sorted) besides the complete ones."""
+        """Return the graph of a tensor; its layouts may hold the ``partials`` codes (sorted) beside complete ones."""
         key = (shape, itemsize, partials)
         if key not in self._made:
             self._made[key] = _build(shape, itemsize, partials, self.prices)
@@ -234,7 +234,9 @@ def _weigh(shape: tuple[int, ...], sizes: Sequence[int], columns: list[Ints]) ->
 
 def _subsets(columns: list[Ints], dim: int) -> Ints:
     """Return, for every layout, the axes that split ``dim``, as bits."""
-    return np.sum([(col == dim).astype(np.int64) << axis for axis, col in enumerate(columns)], axis=0, dtype=np.int64)
+    bits = [(col == dim).astype(np.int64) << axis for axis, col in enumerate(columns)]
+    subsets: Ints = np.sum(bits, axis=0, dtype=np.int64)
+    return subsets
 
 
 def _lengths(shape: Sequence[int], sizes: Sequence[int], columns: list[Ints], dim: int) -> Ints:

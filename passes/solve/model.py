@@ -136,7 +136,7 @@ def _add_network(
 ) -> None:
     ways = _ways(problem, network, bounded)
     sources = problem.sources(network)
-    late = {reader: bounded for reader in network.late_readers}
+    late = dict.fromkeys(network.late_readers, bounded)
     commodities = [(reader, late.get(reader, False)) for reader in network.all_readers]
     usable = [_usable(problem, network, ways, reader, is_late) for reader, is_late in commodities]
     sharers = np.sum(usable, axis=0)

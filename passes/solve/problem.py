@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -233,7 +233,8 @@ class _Builder:
         keep = strategies.results[:, 0] == encode(parse_layout(pinned))
         if not keep.any():
             raise ConstraintError(
-                f"{role.name} is pinned to {pinned}, which its shape {tuple(value.shape)} can't have on {self.prices.mesh}"
+                f"{role.name} is pinned to {pinned}, which its shape {tuple(value.shape)} can't have "
+                f"on {self.prices.mesh}"
             )
         return strategies.take(keep)
 
@@ -273,7 +274,7 @@ class _Builder:
 
     def _networks(self) -> tuple[Network, ...]:
         readers = self._readers()
-        groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
         for name, (producer, slot, phase) in self._tensors().items():
             early, late = (tuple(sorted(part.items())) for part in readers[name])
             resting = self._nodes[name].op == "placeholder"
@@ -287,7 +288,7 @@ class _Builder:
         out = []
         for (phase, producer, slot, early, late), names in groups.items():
             if early or late:
-                network = self._network(names, str(phase), int(producer), int(slot), early, late)  # type: ignore[call-overload]
+                network = self._network(names, phase, producer, slot, early, late)
                 out.append(network)
         return tuple(out)
 

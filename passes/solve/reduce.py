@@ -1,10 +1,10 @@
 """Exact reductions: strategies and arcs that some optimal plan does without are taken out before the solver sees them.
 
-A strategy is left out when another one of the same decision is never dearer, whatever all other decisions are: the work it saves
-(or adds) plus, for every network it touches, the worst that the change can cost there (Goldstein's criterion for
-dead-end elimination, Biophys. J. 66 (1994) 1335, on a network of cost functions). For a network with one reader the worst is exact:
-``max over sources s of way(s, new) - way(s, old)``. With several readers, whose ways share arcs, it is bounded by
-prolonging the old way: ``way(old, new)``. Bytes must not grow.
+A strategy is left out when another one of the same decision is never dearer, whatever all other decisions are: the
+work it saves (or adds) plus, for every network it touches, the worst that the change can cost there (Goldstein's
+criterion for dead-end elimination, Biophys. J. 66 (1994) 1335, on a network of cost functions). For a network with one
+reader the worst is exact: ``max over sources s of way(s, new) - way(s, old)``. With several readers, whose ways share
+arcs, it is bounded by prolonging the old way: ``way(old, new)``. Bytes must not grow.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def drop_unreachable(problem: Problem) -> Problem:
     for decision, keep in zip(problem.decisions, rows, strict=True):
         if not keep.any():
             raise ConstraintError(
-                f"no strategy of {decision.name} fits together with those of its neighbours; loosen the constraints near it"
+                f"no strategy of {decision.name} fits together with those of its neighbours; "
+                "loosen the constraints near it"
             )
     return problem.with_rows(rows)
 
@@ -66,7 +67,7 @@ def _networks_of(problem: Problem) -> dict[int, list[int]]:
 def _check_reach(problem: Problem, network: Network, rows: list[Bools]) -> list[int]:
     """Clear the rows that the network makes impossible; return the decisions that lost any."""
     lost = []
-    finite = np.isfinite(network.graph.dist)
+    finite: Bools = np.isfinite(network.graph.dist)
     sources = problem.sources(network)
     for reader in network.all_readers:
         demands = problem.demands(network, reader)
@@ -77,7 +78,8 @@ def _check_reach(problem: Problem, network: Network, rows: list[Bools]) -> list[
             rows[reader.decision] &= ~bad
             lost.append(reader.decision)
         wanted = np.unique(demands[rows[reader.decision]])
-        bad = rows[network.producer] & ~finite[:, wanted].any(axis=1)[sources]
+        gives: Bools = np.any(finite[:, wanted], axis=1)
+        bad = rows[network.producer] & ~gives[sources]
         if bad.any():
             rows[network.producer] &= ~bad
             lost.append(network.producer)
@@ -182,9 +184,9 @@ def useful_arcs(problem: Problem, network: Network) -> Bools:
     if len(network.all_readers) == 1 and not network.late_readers:
         return _tree_arcs(graph.before, sources, wanted, graph.source, graph.target)
     keep = graph.seconds <= graph.dist_s[graph.source, graph.target]
-    finite = np.isfinite(graph.dist)
-    from_source = finite[sources].any(axis=0)
-    to_wanted = finite[:, wanted].any(axis=1)
+    finite: Bools = np.isfinite(graph.dist)
+    from_source: Bools = np.any(finite[sources], axis=0)
+    to_wanted: Bools = np.any(finite[:, wanted], axis=1)
     if network.late_readers:
         to_wanted |= True
     return keep & from_source[graph.source] & to_wanted[graph.target]

@@ -1,8 +1,10 @@
 """Solvers inside OR-Tools: hand the arrays over, read the answer, prove it.
 
-The relaxation is solved by HiGHS's simplex, that of a large model by PDLP (Applegate et al., NeurIPS 2021). Where it is not an
-integral vertex, its dual solution gives a bound that is computed here, by arithmetic, and a price for every variable. Variables whose price lifts the bound above ``bound + allowance`` are left out, the small rest is solved exactly,
-and when its optimum lies within the allowance no plan that uses what was left out can be better: the optimum is proved.
+The relaxation is solved by HiGHS's simplex, that of a large model by PDLP (Applegate et al., NeurIPS 2021). Where it
+is not an integral vertex, its dual solution gives a bound that is computed here, by arithmetic, and a price for every
+variable. Variables whose price lifts the bound above ``bound + allowance`` are left out, the small rest is solved
+exactly, and when its optimum lies within the allowance no plan that uses what was left out can be better: the optimum
+is proved.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from ortools.linear_solver.python import model_builder_helper
@@ -128,9 +131,9 @@ def _solve_by_bound(model: LinearModel, duals: Floats, time_limit_s: float | Non
 def dual_bound(model: LinearModel, duals: Floats) -> tuple[float, Floats]:
     """Return a lower bound on the optimum and the price of every variable, from any dual values.
 
-    Every variable of some optimal plan is 0 or 1 (flows too: one unit each, on integral networks), so for any ``y`` of the
-    right signs ``y b + sum of min(0, price)`` is a bound, ``price = cost - y A``; a plan that uses a variable costs at least
-    its price more.
+    Every variable of some optimal plan is 0 or 1 (flows too: one unit each, on integral networks), so for any ``y`` of
+    the right signs ``y b + sum of min(0, price)`` is a bound, ``price = cost - y A``; a plan that uses a variable
+    costs at least its price more.
     """
     duals = np.where((duals > 0) & ~np.isfinite(model.row_lower), 0.0, duals)
     duals = np.where((duals < 0) & ~np.isfinite(model.row_upper), 0.0, duals)
@@ -183,7 +186,7 @@ def _run(
 ) -> tuple[Answer, Floats]:
     """Run one solver; return its answer and the dual values of the rows (empty after branch and bound)."""
     scale, row_scales = _cost_scale(model), _row_scales(model, rhs_limit)
-    helper = model_builder_helper.ModelBuilderHelper()
+    helper: Any = model_builder_helper.ModelBuilderHelper()
     helper.fill_model_from_sparse_data(
         np.zeros(model.num_variables),
         model.upper,

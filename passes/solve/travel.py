@@ -8,7 +8,7 @@ import numpy as np
 
 from autopar.errors import AutoparError
 
-from .layout_graph import Floats, LayoutGraph
+from .layout_graph import Floats, Ints, LayoutGraph
 
 MAX_TERMINALS = 12
 
@@ -129,11 +129,11 @@ def _arborescence(dist: Floats, source: int, terminals: list[int], way) -> list[
     return _pruned(list(arcs), source, ends)
 
 
-def _grow(dist: Floats, ends: list[int]) -> tuple[list[Floats], list[Floats], list[Floats]]:
+def _grow(dist: Floats, ends: list[int]) -> tuple[list[Floats], list[Ints], list[Ints]]:
     full = 1 << len(ends)
     best: list[Floats] = [np.zeros(0)] * full
-    split: list[Floats] = [np.zeros(0)] * full
-    via: list[Floats] = [np.zeros(0)] * full
+    split: list[Ints] = [np.zeros(0, dtype=np.int64)] * full
+    via: list[Ints] = [np.zeros(0, dtype=np.int64)] * full
     for mask in range(1, full):
         if mask & (mask - 1) == 0:
             best[mask] = dist[:, ends[mask.bit_length() - 1]]
@@ -149,13 +149,13 @@ def _grow(dist: Floats, ends: list[int]) -> tuple[list[Floats], list[Floats], li
             part = (part - 1) & mask
         total = dist + joined[None, :]
         split[mask] = chosen
-        via[mask] = np.argmin(total, axis=1)
+        via[mask] = total.argmin(axis=1)
         best[mask] = total.min(axis=1)
     return best, split, via
 
 
 def _trace(
-    mask: int, node: int, ends: list[int], split: list[Floats], via: list[Floats], legs: list[tuple[int, int]]
+    mask: int, node: int, ends: list[int], split: list[Ints], via: list[Ints], legs: list[tuple[int, int]]
 ) -> None:
     if mask & (mask - 1) == 0:
         legs.append((node, ends[mask.bit_length() - 1]))

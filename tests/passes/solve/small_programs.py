@@ -79,7 +79,7 @@ def _factors(shape: tuple[int, ...]) -> tuple[Factor, ...]:
 
 @st.composite
 def small_programs(draw: st.DrawFn, ops: int = 3) -> Program:
-    """Draw a program: a weight, an input, ``ops`` ops of which the last ones may be the backward, a gradient or none."""
+    """Draw a program: a weight, an input, ``ops`` ops (the last may be the backward), a gradient or none."""
     side = draw(st.sampled_from([4, 6, 256, 1024]))
     build = Builder(draw(st.integers(1, ops)))
     w, x = build.placeholder("w", (side, side)), build.placeholder("x", (side, side))
