@@ -1,4 +1,4 @@
-"""Price a lowered program: the same arithmetic as the planner's, on the tensors that really move and the ops that really run."""
+"""Price a lowered program by the planner's arithmetic, on the tensors that really move and the ops that really run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.mesh import Mesh
 from autopar.placement import Layout, local_shape
-from autopar.plan import Cost, Plan
+from autopar.plans import Cost, Plan
 
 from ..insert_collectives import COLLECTIVES
 from ..local_program import LocalProgram
@@ -39,9 +39,7 @@ def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
         if node.op in ("call_function", "get_attr") and "arc" not in node.meta:
             emitted[node.meta["origin"]].append(node)
     compute = sum(_op_seconds(node, emitted, plan, local) for node in program.ops())
-    return Cost(
-        step_seconds=compute + communication, compute_seconds=compute, communication_seconds=communication
-    )
+    return Cost(step_seconds=compute + communication, compute_seconds=compute, communication_seconds=communication)
 
 
 def _ends_arc(node: fx.Node) -> bool:
@@ -110,9 +108,7 @@ def _op_seconds(node: fx.Node, emitted: dict[str, list[fx.Node]], plan: Plan, lo
         for slot, value in enumerate(side)
     )
     dtype = compute_dtype(moved)
-    return local_seconds(
-        node.target, rule, lengths, num_bytes, dtype, device(mesh.device), launches=traffic.launches
-    )
+    return local_seconds(node.target, rule, lengths, num_bytes, dtype, device(mesh.device), launches=traffic.launches)
 
 
 def _piece(value: torch.Tensor, layout: Layout, local: LocalProgram) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Brute force: every strategy of every op, every set of arcs, every set of saved layouts. Nothing of the ILP is used."""
+"""Brute force: every strategy of every op, every set of arcs, every set of saved layouts; nothing of the ILP."""
 
 from __future__ import annotations
 
