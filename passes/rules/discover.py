@@ -21,7 +21,7 @@ SMALL = (8, 20, 28, 44, 52, 68)
 """Sizes that stand for the distinct sizes of an op's dims: 2 and 4 cut them evenly, 3 does not, and no multiples."""
 
 MAX_CANDIDATES = 512
-MAX_ELEMENTS = 1 << 20
+MAX_ELEMENTS = 1 << 18
 
 Dims = list[str | None]
 
@@ -117,32 +117,46 @@ class _DrawsRandomly(Exception):
 
 
 def _try(node: fx.Node) -> _Findings:
-    for inputs in (_small_inputs(node), _true_inputs(node)):
-        if inputs is None:
+    fault = "its inputs are too large to try as they are"
+    for sizes in (_small_sizes(node), _true_sizes(node)):
+        if sizes is None:
             continue
-        trial = _Trial(node.target, *inputs)
-        fault = trial.unfit(node)
-        if fault is None:
-            return trial.findings()
-    raise ValueError(fault if inputs is not None else "its inputs are too large to try as they are")
+        trials = []
+        for top in _tops(node, sizes):
+            trial = _Trial(node.target, *_inputs(node, sizes, top))
+            unfit = trial.unfit(node)
+            if unfit is None:
+                trials.append(trial)
+            else:
+                fault = unfit
+        if trials:
+            return _findings(trials)
+    raise ValueError(fault)
 
 
-def _small_inputs(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return random inputs in which every distinct size above 1 is replaced by a small one."""
+def _small_sizes(node: fx.Node) -> dict[int, int] | None:
+    """Return a small size for every distinct size above 1; None when there are too many."""
     sizes = sorted({n for shape in operand_shapes(node) for n in shape if n > 1})
-    if len(sizes) > len(SMALL):
-        return None
-    return _inputs(node, dict(zip(sizes, SMALL)))
+    return dict(zip(sizes, SMALL)) if len(sizes) <= len(SMALL) else None
 
 
-def _true_inputs(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return random inputs of the true shapes, if they are not large."""
-    if sum(o.meta["val"].numel() for o in tensor_operands(node)) > MAX_ELEMENTS:
-        return None
-    return _inputs(node, {})
+def _true_sizes(node: fx.Node) -> dict[int, int] | None:
+    """Return that sizes stay as they are; None when the operands are large."""
+    large = sum(o.meta["val"].numel() for o in tensor_operands(node)) > MAX_ELEMENTS
+    return None if large else {}
 
 
-def _inputs(node: fx.Node, sizes: dict[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _tops(node: fx.Node, sizes: dict[int, int]) -> list[int]:
+    """Return the ranges in which integers are tried: 0 or 1, and rising to the size of every dim, as offsets do."""
+    dtypes = {o.meta["val"].dtype for o in tensor_operands(node)}
+    if all(dtype.is_floating_point or dtype.is_complex or dtype is torch.bool for dtype in dtypes):
+        return [1]
+    return [1, *sorted({sizes.get(n, n) for shape in operand_shapes(node) for n in shape if n > 2})]
+
+
+def _inputs(node: fx.Node, sizes: dict[int, int], top: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return random inputs; integers are 0 or 1, or rise to ``top`` along their last dim."""
+
     def make(leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
             return leaf
@@ -152,9 +166,17 @@ def _inputs(node: fx.Node, sizes: dict[int, int]) -> tuple[tuple[Any, ...], dict
         shape = [sizes.get(n, n) for n in val.shape]
         if val.dtype.is_floating_point or val.dtype.is_complex:
             return torch.randn(shape, dtype=val.dtype)
-        return torch.randint(0, 2, shape).to(val.dtype)
+        if top == 1 or val.dtype is torch.bool or not shape:
+            return torch.randint(0, 2, shape).to(val.dtype)
+        steps = torch.arange(1, shape[-1] + 1) * top // shape[-1]
+        return steps.expand(shape).to(val.dtype).contiguous()
 
     return pytree.tree_map(make, (tuple(node.args), dict(node.kwargs)))  # type: ignore[no-any-return]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors hold the same, NaNs included."""
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 class _Trial:
@@ -172,9 +194,9 @@ class _Trial:
             first, again = self.run(), self.run()
         except Exception as error:  # the op says that it does not take such inputs
             return f"{type(error).__name__}: {error}"
-        if any(not torch.equal(a, b) for a, b in zip(before, self.tensors)):
+        if any(not _equal(a, b) for a, b in zip(before, self.tensors)):
             return "it writes to its arguments"
-        if any(not torch.equal(a, b) for a, b in zip(first, again)):
+        if any(not _equal(a, b) for a, b in zip(first, again)):
             raise _DrawsRandomly
         if [t.dim() for t in first] != [len(shape) for shape in result_shapes(node)]:
             return "its results have other dims on other sizes"
@@ -185,39 +207,70 @@ class _Trial:
         """Run the op once."""
         return [t for t in pytree.tree_leaves(eager(self.target, *self.args, **self.kwargs)) if isinstance(t, Tensor)]
 
-    def findings(self) -> _Findings:
-        """Return the factors and the partial operands that hold."""
-        factors = tuple(self.factors())
-        floats = [i for i, tensor in enumerate(self.tensors) if tensor.is_floating_point()]
-        groups = [(i,) for i in floats] + ([tuple(floats)] if len(floats) > 1 else [])
-        linear = []
-        for group in groups:
-            rule = Rule((), *self.no_dims(), linear=(group,))
-            if self.informative() and self.holds(rule, 2):
-                linear.append(group)
-        return _Findings(factors, tuple(linear))
-
-    def no_dims(self) -> tuple[tuple[tuple[str | None, ...], ...], tuple[tuple[str | None, ...], ...]]:
-        """Return dims of operands and results that index nothing."""
-        sides = (self.tensors, self.whole)
-        operands, results = (tuple((None,) * tensor.dim() for tensor in side) for side in sides)
-        return operands, results
-
     def informative(self) -> bool:
         """Tell whether every result has numbers in it: sums of zeros prove nothing."""
         return all(result.dtype is not torch.bool and bool(result.ne(0).any()) for result in self.whole)
 
-    def holds(self, rule: Rule, parts: int) -> bool:
+    def holds(self, rule: Rule, parts: int | tuple[int, int]) -> bool:
         """Tell whether the checker finds nothing wrong."""
         only = [choice.name for choice in rule.choices()[1:]]
         return not check_rule(self.target, self.args, self.kwargs, rule, parts=parts, only=only)
 
+
+def _findings(trials: list[_Trial]) -> _Findings:
+    """Return the factors and the partial operands that hold in every trial."""
+    search = _Search(trials)
+    factors = tuple(search.factors())
+    floats = [i for i, tensor in enumerate(search.operands) if tensor.is_floating_point()]
+    groups = [(i,) for i in floats] + ([tuple(floats)] if len(floats) > 1 else [])
+    nothing = [tuple((None,) * t.dim() for t in side) for side in (search.operands, search.results)]
+    linear = [
+        group
+        for group in groups
+        if search.informative and search.holds(Rule((), nothing[0], nothing[1], linear=(group,)), 2)
+    ]
+    found = _Findings(factors, tuple(linear))
+    if search.holds(_whole_rule(found, search.operands, search.results), (2, 2)):
+        return found
+    return _Findings(factors[:1])  # what holds alone does not hold in pairs
+
+
+def _whole_rule(found: _Findings, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Rule:
+    """Return the rule of all findings on the trial's own sizes."""
+    sides = []
+    read, written = [f.operands for f in found.factors], [f.results for f in found.factors]
+    for tensors, places in ((operands, read), (results, written)):
+        dims: list[Dims] = [[None] * tensor.dim() for tensor in tensors]
+        for i, where in enumerate(places):
+            for own, place in zip(dims, where):
+                if place is not None:
+                    own[place] = f"f{i}"
+        sides.append(tuple(map(tuple, dims)))
+    factors = []
+    for i, factor in enumerate(found.factors):
+        size = next(t.shape[p] for t, p in zip(operands, factor.operands) if p is not None)
+        factors.append(Factor(f"f{i}", size, factor.kind, factor.even))
+    return Rule(tuple(factors), sides[0], sides[1], linear=found.linear)
+
+
+class _Search:
+    """The search for factors that hold in every one of some trials of equal shapes."""
+
+    def __init__(self, trials: list[_Trial]) -> None:
+        self.trials = trials
+        self.operands, self.results = trials[0].tensors, trials[0].whole
+        self.informative = any(trial.informative() for trial in trials)
+
+    def holds(self, rule: Rule, parts: int | tuple[int, int]) -> bool:
+        """Tell whether no trial refutes a rule."""
+        return all(trial.holds(rule, parts) for trial in self.trials)
+
     def factors(self) -> Iterator[_Found]:
         """Yield disjoint factors that hold; those that index most dims are tried first."""
         taken: set[tuple[str, int, int]] = set()
-        sizes = sorted({n for tensor in self.tensors for n in tensor.shape if n > 1})
+        sizes = sorted({n for tensor in self.operands for n in tensor.shape if n > 1})
         for size in sizes:
-            for operands, results in _candidates(self.tensors, self.whole, size):
+            for operands, results in _candidates(self.operands, self.results, size):
                 places = {
                     *(("in", i, d) for i, d in enumerate(operands) if d is not None),
                     *(("out", i, d) for i, d in enumerate(results) if d is not None),
@@ -237,7 +290,7 @@ class _Trial:
             kinds = ["sum"]
         else:
             kinds = ["sum", "max", "min"]
-        if kinds != [PARALLEL] and not self.informative():
+        if kinds != [PARALLEL] and not self.informative:
             return None
         for kind in kinds:
             rule = self.rule(operands, results, size, kind, even=False)
@@ -257,7 +310,7 @@ class _Trial:
                 tuple("f" if d == place else None for d in range(t.dim())) for t, place in zip(tensors, places)
             )
 
-        return Rule((Factor("f", size, kind, even),), dims(self.tensors, operands), dims(self.whole, results))
+        return Rule((Factor("f", size, kind, even),), dims(self.operands, operands), dims(self.results, results))
 
 
 Candidate = tuple[tuple[int | None, ...], tuple[int | None, ...]]

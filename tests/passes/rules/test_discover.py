@@ -44,6 +44,10 @@ NOISE = _define("noise(Tensor x) -> Tensor", torch.rand_like)
 TAGGED = _define("tagged(Tensor x) -> Tensor", torch.rand_like, tags=(torch.Tag.nondeterministic_seeded,))
 MUTATES = _define("mutates(Tensor(a!) x) -> Tensor", lambda x: x.add_(1).clone())
 RAISES = _define("raises(Tensor x) -> Tensor", _kernel_of_no_device)
+GROUPED = _define(
+    "grouped(Tensor x, Tensor w, Tensor ends) -> Tensor",
+    lambda x, w, ends: torch.where(torch.arange(len(x))[:, None] < ends[-1], x @ w[0], x @ w[-1]),
+)
 ZERO = _define("zero(Tensor x) -> Tensor", lambda x: x.new_zeros(x.shape[1]))
 
 
@@ -114,6 +118,13 @@ def test_zeros_prove_no_sum() -> None:
     rule = _rule(ZERO, torch.randn(4, 8))
     assert rule.linear == ()
     assert all(factor.kind == "parallel" for factor in rule.factors)
+
+
+def test_rows_that_offsets_point_into_are_not_split() -> None:
+    """Integers are tried as offsets too: with 0 and 1 alone the rows would look independent of their place."""
+    rule = _rule(GROUPED, torch.randn(16, 4), torch.randn(3, 4, 12), torch.tensor([4, 9, 16]))
+    assert rule.operands[0][0] is None
+    assert [factor.kind for factor in rule.factors if factor.size == 12] == ["parallel"]
 
 
 def test_a_python_function_is_replicated() -> None:
