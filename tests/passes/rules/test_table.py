@@ -27,7 +27,7 @@ def test_every_op_of_the_table_has_a_generator() -> None:
 @pytest.mark.parametrize("target", known_targets(), ids=str)
 def test_rule_holds(target: Any) -> None:
     """Split, run, combine: equal to the whole, for every choice of the op on one axis and for pairs on two."""
-    share = 40 if target in PLAIN else 12
+    share = 40 if target in PLAIN else 16
     examples = max(2, settings.default.max_examples // share)  # type: ignore[union-attr]
 
     @settings(max_examples=examples)
