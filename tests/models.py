@@ -50,7 +50,8 @@ class Block(nn.Module):
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += rest
-        return self.relu(out)
+        result: Tensor = self.relu(out)
+        return result
 
 
 class ResNet(nn.Module):
