@@ -27,7 +27,7 @@ RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torc
 _LEARNING_RATE = 1e-2
 _EPSILON = 1e-2
 _SEED = 20
-_ROUNDINGS = 32
+_ROUNDINGS = 128
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _relative(tensors: Iterable[torch.Tensor]) -> float:
 
 def _differences(program: Program, result: StepResult, reference: Reference, rtol: float | None) -> list[str]:
     found = list(zip(program.outputs, result.values))
-    scale = _largest(reference.values.values()) / 4
+    scale = _largest(reference.values.values()) / 16
     leaves = {role.index: (role, value) for role, value in found if role.kind == "output"}
     faults = []
     for index, leaf in enumerate(reference.leaves):
