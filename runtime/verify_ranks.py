@@ -89,8 +89,9 @@ def verify_ranks(
         except MismatchError as error:
             faults = [str(error)]
         if faults or result is None:
-            relative, eps = rtol or _relative(reference.values.values()), _eps(reference.values.values())
-            tolerance = Tolerance(relative, _ROUNDINGS * eps * _largest(reference.values.values()))
+            relative = rtol or _relative(reference.values.values())
+            floor = max(map(_floor, {value.dtype for value in reference.values.values()}), default=0.0)
+            tolerance = Tolerance(relative, floor * _largest(reference.values.values()))
             where = locate_mismatch(program, plan, programs, reference.values, tolerance, seed)
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise MismatchError(f"the plan does not compute what one device computes: {faults[0]}{more}. {where}")
@@ -186,8 +187,12 @@ def _differences(program: Program, result: StepResult, reference: Reference, rto
     return faults
 
 
-def _eps(tensors: Iterable[torch.Tensor]) -> float:
-    return max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
+def _floor(dtype: torch.dtype) -> float:
+    """Return how far, relative to the largest value around, what is zero in exact arithmetic may be from zero."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    relative = RELATIVE.get(dtype, 1e-4)
+    return min(relative, max(_ROUNDINGS * torch.finfo(dtype).eps, relative / 100))
 
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
@@ -197,15 +202,14 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
 
 
 def _tolerance(expected: torch.Tensor | None, rtol: float | None, largest: float = 0.0) -> Tolerance:
-    """Return the tolerance of a tensor, which may also be off by some roundings of ``largest``.
+    """Return the tolerance of a tensor, which may also be off by some rounding of ``largest``.
 
     Some values are zero in exact arithmetic (the gradient of the bias of an attention's keys, the mean of what is
     centred): nothing but rounding is left of them.
     """
     if expected is None or not (expected.is_floating_point() or expected.is_complex()):
         return Tolerance(0.0)
-    absolute = _ROUNDINGS * torch.finfo(expected.dtype).eps * largest
-    return Tolerance(rtol or RELATIVE.get(expected.dtype, 1e-4), absolute)
+    return Tolerance(rtol or RELATIVE.get(expected.dtype, 1e-4), _floor(expected.dtype) * largest)
 
 
 def _compare(what: str, expected: torch.Tensor | None, found: torch.Tensor | None, tolerance: Tolerance) -> list[str]:
