@@ -82,6 +82,8 @@ def enter_indexing() -> None:
         out: list[Tensor | None] = []
         for size in shape[: d.int(1, len(shape))]:
             index = d.index(size, *broadcast(d, together))
+            if together and not index.dim():
+                index = index.reshape(1)  # fake tensors of torch 2.13 lose a dim for a 0-dim index beside longer ones
             out.append(d.of([None, index, index - size]))
         if all(index is None for index in out):
             out[-1] = d.index(shape[len(out) - 1], *together)
