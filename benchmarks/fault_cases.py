@@ -1,14 +1,16 @@
 """Run fault cases: small models after faults that users reported, each on every mesh that it names, in one process.
 
 ``python benchmarks/fault_cases.py [FILE] [--case 01] [--mesh 2,2] [--json OUT]``. FILE is any module of the form of
-``tests/cases/fault_cases.py`` (the default): a registry ``REG`` of cases, ``reference`` and ``compare``. Each case is
-run as it is on one device, and again with its model run by all ranks of the plan that autopar makes. A row is ``case,
-mesh, result``: ``match``, ``refused_allowed``, ``refused``, ``wrong``, ``error`` or ``hang``.
+``tests/cases/fault_cases.py`` (the default): a registry ``REG`` of cases, ``reference`` and ``compare``. Each case is run as it is
+on one device, and again with its model run by all ranks of the plan that autopar makes. A row is ``case, mesh, result``:
+``match``, ``refused_allowed``, ``refused``, ``wrong``, ``error`` or ``hang``. On tiny models the best plan splits little, so
+``--random SEED`` runs every case by a random legal plan instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import signal
@@ -26,7 +28,7 @@ from autopar.mesh import Mesh
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
 from autopar.plans import Options, Plan
-from autopar.runtime.simulated_module import SimulatedModule
+from autopar.runtime.simulated_module import Planner, SimulatedModule
 
 DEFAULT = Path(__file__).resolve().parent.parent / "tests" / "cases" / "fault_cases.py"
 LIMIT_S = 120
@@ -54,7 +56,16 @@ def plan_best(program: Program, mesh: Mesh) -> Plan:
     return make_plan(program, mesh, Options())
 
 
-def run_case(cases: ModuleType, name: str, sizes: tuple[int, ...]) -> tuple[str, str]:
+def plan_random(seed: int) -> Planner:
+    """Return a planner of random legal plans."""
+    root = str(Path(__file__).resolve().parent.parent)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    seeded_plan = importlib.import_module("tests.strategies.plans").seeded_plan
+    return lambda program, mesh: seeded_plan(program, mesh, seed)
+
+
+def run_case(cases: ModuleType, name: str, sizes: tuple[int, ...], planner: Planner = plan_best) -> tuple[str, str]:
     """Return ``(result, detail)`` of one case on a mesh."""
     make = cases.REG[name]["fn"]
     torch.manual_seed(0)
@@ -62,7 +73,7 @@ def run_case(cases: ModuleType, name: str, sizes: tuple[int, ...]) -> tuple[str,
     truth = cases.reference(case)
     torch.manual_seed(0)
     case = make()
-    case["model"] = SimulatedModule(case["model"], Mesh(sizes), plan_best)
+    case["model"] = SimulatedModule(case["model"], Mesh(sizes), planner)
     try:
         found = cases.reference(case)
     except AutoparError as error:
@@ -80,7 +91,7 @@ def run_case(cases: ModuleType, name: str, sizes: tuple[int, ...]) -> tuple[str,
     return ("wrong", "; ".join(faults[:3])) if faults else ("match", "")
 
 
-def guarded(cases: ModuleType, name: str, sizes: tuple[int, ...]) -> tuple[str, str]:
+def guarded(cases: ModuleType, name: str, sizes: tuple[int, ...], planner: Planner) -> tuple[str, str]:
     """Run one case; anything it throws becomes a result."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -89,7 +100,7 @@ def guarded(cases: ModuleType, name: str, sizes: tuple[int, ...]) -> tuple[str, 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT_S)
     try:
-        return run_case(cases, name, sizes)
+        return run_case(cases, name, sizes, planner)
     except Hang:
         return "hang", f"not done after {LIMIT_S} s"
     except Exception as error:
@@ -104,10 +115,12 @@ def main() -> int:
     parser.add_argument("file", nargs="?", type=Path, default=DEFAULT)
     parser.add_argument("--case", help="run this case alone")
     parser.add_argument("--mesh", help="run on this mesh alone, such as 2,2")
+    parser.add_argument("--random", type=int, metavar="SEED", help="run a random legal plan instead of the best")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = load_cases(options.file)
+    planner = plan_best if options.random is None else plan_random(options.random)
     rows: list[dict[str, Any]] = []
     for name in sorted(cases.REG) if options.case is None else [options.case]:
         meshes = cases.REG[name]["fn"]()["mesh"]
@@ -115,7 +128,7 @@ def main() -> int:
             meshes = (tuple(int(n) for n in options.mesh.split(",")),)
         for sizes in meshes:
             started = time.perf_counter()
-            result, detail = guarded(cases, name, tuple(sizes))
+            result, detail = guarded(cases, name, tuple(sizes), planner)
             seconds = time.perf_counter() - started
             rows.append({"case": name, "mesh": list(sizes), "result": result, "detail": detail, "seconds": seconds})
             mesh = "x".join(map(str, sizes))
