@@ -21,6 +21,7 @@ import torch
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
+from autopar.passes.cost.fusion import mark_traffic
 from autopar.passes.emit_plan import emit_plan
 from autopar.passes.fold import fold
 from autopar.passes.lower import lower
@@ -78,7 +79,9 @@ def measure(case: str, sizes: tuple[int, ...], layers: int | None, memory: int |
 
     program = timed("capture_cpu_s", lambda: capture(model, args, kwargs))
     timed("annotate_cpu_s", lambda: annotate(program))
-    problem = timed("enumerate_cpu_s", lambda: build_problem(program, prices, options, fold(program)))
+    folding = timed("enumerate_cpu_s", lambda: fold(program))
+    timed("annotate_cpu_s", lambda: mark_traffic(program, folding.class_of))
+    problem = timed("enumerate_cpu_s", lambda: build_problem(program, prices, options, folding))
     problem = timed("enumerate_cpu_s", lambda: reduce_problem(problem))
     linear = timed("build_cpu_s", lambda: build_model(problem))
     decided = timed("solve_cpu_s", lambda: solve_reduced(problem, linear))

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from autopar.errors import ConstraintError
 from autopar.mesh import Mesh
@@ -67,6 +69,39 @@ def roles_of(plan: Plan, module: str) -> set[tuple[str, ...]]:
         for node, path in plan.modules.items()
         if path == module and "contract" in node and plan.phases[node] == "forward"
     }
+
+
+class Block(nn.Module):
+    """A wide pair of layers around a residual, the loss inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4096, 16384, bias=False)
+        self.down = nn.Linear(16384, 4096, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a scalar."""
+        return (x + self.down(torch.relu(self.up(x)))).square().mean()
+
+
+def test_experts_plans_come_out_unaided() -> None:
+    """On a slow and a fast axis: tokens over the slow one, a column and row pair over the fast one; and when memory is
+    tight, parameters rest split over the slow axis too, are gathered at use, and their gradients come back in pieces.
+    """
+    with torch.device("meta"):
+        model, x = Block().bfloat16(), torch.empty(128, 512, 4096, dtype=torch.bfloat16)
+    program = capture(model, (x,), {})
+    mesh = Mesh((4, 4), ("slow", "fast"), device="h100", links=("infiniband_ndr", "nvlink4"))
+    free = make_plan(program, mesh)
+    tight = make_plan(program, mesh, Options(memory=free.memory.total_bytes * 6 // 10))
+    for plan in (free, tight):
+        (slow, fast), (slow_again, fast_again) = *roles_of(plan, "up"), *roles_of(plan, "down")
+        assert {slow, slow_again} <= {"batch", "sequence"}
+        assert (fast, fast_again) == ("column", "row")
+    assert all(layout.startswith("R,S") for layout in free.parameters.values())
+    assert all(layout[0] == layout[3] == "S" for layout in tight.parameters.values())
+    over_slow = {(row.kind, row.phase) for row in tight.collectives if row.axis == 0}
+    assert {("all_gather", "forward"), ("reduce_scatter", "backward")} <= over_slow
 
 
 def test_a_constraint_is_kept() -> None:
