@@ -1,0 +1,82 @@
+"""The fidelity benchmark: predictions of forced configurations, its statistics, and its files."""
+
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fidelity import DATA, compare, ranks, read_rows, spearman
+from benchmarks.predict_run import predict
+from benchmarks.published_runs import read_run
+
+from .test_published_runs import ROW
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {**ROW, "layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "mbs": 2, "gbs": 32}
+
+
+def test_statistics():
+    """Ranks share ties, and a side without variation has no correlation."""
+    assert ranks([2.0, 1.0, 2.0]) == [1.5, 0.0, 1.5]
+    assert spearman([1.0, 2.0, 3.0], [1.0, 4.0, 9.0]) == 1.0
+    assert spearman([1.0, 2.0], [2.0, 1.0]) == -1.0
+    assert spearman([1.0, 1.0], [1.0, 2.0]) is None
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Return a small run on two tensor-parallel ranks."""
+    return read_run(SMALL)
+
+
+def test_what_a_prediction_is_made_of(run):
+    """The parts are there, and add up to no more than the step."""
+    found = predict(run)
+    assert 0 < found["compute"] <= found["seconds"]
+    assert found["compute"] + found["exposed"] + found["update"] <= found["seconds"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("change", [{"recompute": "full"}, {"overlaps": False}, {"steps": 4}, {"attention": "unfused"}])
+def test_what_must_cost_more(run, change):
+    """Recomputing, waiting, more micro-batches and scores in memory cost more."""
+    assert predict(replace(run, **change))["seconds"] >= predict(run)["seconds"]
+
+
+def test_layers_count(run):
+    """Twice the layers cost less than twice as much, by what is outside of them."""
+    once, twice = (predict(replace(run, layers=n))["seconds"] for n in (8, 16))
+    assert once < twice < 2 * once
+
+
+def test_tables_by_source():
+    """One row a source and one for all; rows left out are counted under their rule."""
+    rows = [{**SMALL, "tp": 1}, {**SMALL, "tp": 1, "tokens_per_s": 9e4}, {**SMALL, "pp": 2, "source_id": "elsewhere"}]
+    table, detail = compare(rows)
+    assert [row["source_id"] for row in table] == ["elsewhere", "somewhere", "all"]
+    assert [row["rows_used"] for row in table] == [0, 2, 2]
+    assert table[-1]["skipped"] == {"needs pipeline stages": 1}
+    assert table[0]["mape"] is None
+    assert len(detail) == 2
+
+
+def test_the_script_writes_its_table(tmp_path):
+    """A file of published rows in, a table out."""
+    runs, out = tmp_path / "runs.json", tmp_path / "out.json"
+    runs.write_text(json.dumps([{**SMALL, "pp": 2}]))
+    command = [sys.executable, str(ROOT / "benchmarks" / "fidelity.py"), "--runs", str(runs), "--json", str(out)]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    (_, whole) = json.loads(out.read_text())["rows"]
+    assert whole["source_id"] == "all"
+    assert set(whole) >= {"mape", "worst", "spearman", "rows_given", "rows_used", "skipped"}
+
+
+def test_published_rows_are_there():
+    """The copy of the published rows has all of them, each with its source."""
+    rows = read_rows(DATA)
+    assert len(rows) == 3195
+    assert all(row["source_id"] and row["source_url"] for row in rows)
+    assert gzip.decompress(DATA.read_bytes())
