@@ -1,10 +1,10 @@
 """Run fault cases: small models after faults that users reported, each on every mesh that it names, in one process.
 
 ``python benchmarks/fault_cases.py [FILE] [--case 01] [--mesh 2,2] [--json OUT]``. FILE is any module of the form of
-``tests/cases/fault_cases.py`` (the default): a registry ``REG`` of cases, ``reference`` and ``compare``. Each case is run as it is
-on one device, and again with its model run by all ranks of the plan that autopar makes. A row is ``case, mesh, result``:
-``match``, ``refused_allowed``, ``refused``, ``wrong``, ``error`` or ``hang``. On tiny models the best plan splits little, so
-``--random SEED`` runs every case by a random legal plan instead.
+``tests/cases/fault_cases.py`` (the default): a registry ``REG`` of cases, ``reference`` and ``compare``. Each case is
+run as it is on one device, and again with its model run by all ranks of the plan that autopar makes. A row is ``case,
+mesh, result``: ``match``, ``refused_allowed``, ``refused``, ``wrong``, ``error`` or ``hang``. On tiny models the best
+plan splits little, so ``--random SEED`` runs every case by a random legal plan instead.
 """
 
 from __future__ import annotations

@@ -386,10 +386,15 @@ class _Lowering:
         return parse_layout(text)
 
 
+def _on_meta(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same form on meta: constants of the program keep the fake tensors of their capture."""
+    return value if value.is_meta else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
 def _run_on_meta(node: fx.Node) -> Any:
     def plain(leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):
-            return leaf.meta["val"]
+            return pytree.tree_map_only(torch.Tensor, _on_meta, leaf.meta["val"])
         return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
     args, kwargs = pytree.tree_map(plain, (tuple(node.args), dict(node.kwargs)))

@@ -78,7 +78,7 @@ class SimulatedModule(nn.Module):
     def _simulate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Simulation:
         program = annotate(capture(self.original, args, dict(kwargs)))
         plan = self._planner(program, self._mesh)
-        return _Simulation(program, plan, [lower(program, plan, c) for c in self._mesh.coordinates()])
+        return _Simulation(program, plan, [lower(program, plan, c, run=False) for c in self._mesh.coordinates()])
 
     def _run(self, simulation: _Simulation, leaves: Sequence[Any]) -> Any:
         program = simulation.program
