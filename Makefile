@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TORCH ?= torch==2.13.0
-PYTEST_ARGS ?=
+WORKERS ?= 2
+PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

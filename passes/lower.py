@@ -388,7 +388,9 @@ class _Lowering:
 
 def _on_meta(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same form on meta: constants of the program keep the fake tensors of their capture."""
-    return value if value.is_meta else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if value.is_meta:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _run_on_meta(node: fx.Node) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.errors import InfeasibleError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
@@ -16,11 +17,14 @@ from tests.test_property import assert_collectives_are_the_plans
 
 @pytest.mark.parametrize(("name", "sizes"), [("mlp", (2, 2)), ("mlp", (3,)), ("gpt2", (2,)), ("llama", (4,))])
 def test_tight_plans_equal_one_device(name: str, sizes: tuple[int, ...]) -> None:
-    """With half the memory that replication takes, the plan has to split; it lists every collective that runs."""
+    """Midway between the least memory and what an unbounded plan takes, the plan splits and lists all that it moves."""
     model, args, kwargs = getattr(models, name)() if name == "mlp" else getattr(models, name)(layers=1)
     program, mesh = annotate(capture(model, args, kwargs)), Mesh(sizes, device="h100")
-    whole = sum(p.numel() for p in model.parameters()) * 16
-    plan = make_plan(program, mesh, Options(memory=int(whole * 0.6)))
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(program, mesh, Options(memory=1))
+    least, free = caught.value.least_bytes, make_plan(program, mesh, Options()).memory.total_bytes
+    assert least is not None and least < free
+    plan = make_plan(program, mesh, Options(memory=(least + free) // 2))
     assert plan.solver.status == "optimal" and plan.collectives
     result = verify_ranks(model, program, plan, args, kwargs)
     assert_collectives_are_the_plans(program, plan, result)
