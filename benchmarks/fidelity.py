@@ -25,7 +25,7 @@ from benchmarks.predict_run import predict
 from benchmarks.published_runs import Run, SkippedError, read_run
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.json.gz"
-FITTED = ("llm-foundry-hist",)
+FITTED = ("dgxc-benchmarking", "dlperf-gpt-v100", "llm-foundry-hist", "megatron-readme-2020")
 """Sources that constants were fitted on; the others judge them."""
 
 FEWEST = 5
@@ -104,6 +104,8 @@ def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
             runs.append(read_run(row))
         except SkippedError as reason:
             skipped[str(row.get("source_id"))][str(reason)] += 1
+        except (TypeError, ValueError, KeyError):
+            skipped[str(row.get("source_id"))]["a figure is missing or of the wrong type"] += 1
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     detail = []
     for run in sorted(runs, key=order_of):

@@ -179,6 +179,7 @@ def _least_flops(run: Run) -> float:
 
 
 def _check_scope(row: Mapping[str, Any]) -> None:
+    name = " ".join(str(row.get(key, "")) for key in ("model", "family")).lower()
     text = " ".join(str(row.get(key, "")) for key in ("model", "family", "table", "notes", "finetune")).lower()
     rules = (
         (row.get("oom"), "out of memory: nothing was measured"),
@@ -188,7 +189,7 @@ def _check_scope(row: Mapping[str, Any]) -> None:
         ((row.get("cp") or 1) > 1, "context parallel"),
         (str(row.get("offload") or "none").lower() not in ("none", "false", "no"), "offloads to the host"),
         (re.search(r"\blora\b|qlora", text + str(row.get("source_id", "")).lower()), "trains adapters only"),
-        (re.search(r"\bt5\b|mt5|resnet|\bvit\b|diffusion|mamba|hybrid|wide", text), "no plain decoder or encoder"),
+        (re.search(r"\bt5\b|mt5|resnet|\bvit\b|diffusion|mamba|hybrid", name), "no plain decoder or encoder"),
         (re.search("unpadded|packed|variable length", text), "sequences are shorter than it says"),
         ("modified per run" in str(row.get("framework", "")), "its code was changed from run to run"),
         ("power limited" in text, "device limited below its data sheet"),

@@ -130,16 +130,21 @@ def name_links(profile: dict[str, Any], path: str) -> dict[str, Any]:
     return {**profile, "device": {**profile["device"], "link_inside": name, "link_between": name}}
 
 
-def _least_seconds(work: Callable[[], Any], device: torch.device, repeats: int = REPEATS) -> float:
-    """Return the least seconds of a few calls, after one that warms up."""
-    work()
-    _wait(device)
+def _least_seconds(work: Callable[[], Any], device: torch.device, patience_s: float = math.inf) -> float:
+    """Return the least seconds of a few calls after one that warms up; of fewer when ``patience_s`` are over.
+
+    Collectives need all their calls on every rank, so their patience is endless.
+    """
     least = math.inf
-    for _ in range(repeats):
+    begin = time.perf_counter()
+    for turn in range(REPEATS + 1):
         start = time.perf_counter()
         work()
         _wait(device)
-        least = min(least, time.perf_counter() - start)
+        if turn or time.perf_counter() - begin > patience_s:
+            least = min(least, time.perf_counter() - start)
+        if time.perf_counter() - begin > patience_s:
+            break
     return least
 
 
@@ -158,9 +163,10 @@ def _products(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
             if time.perf_counter() - begin > budget_s / len(DTYPES):
                 break
             a, b = (torch.ones(shape, dtype=dtype, device=device) for shape in ((m, k), (k, n)))
-            seconds = _least_seconds(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
+            seconds = _least_seconds(lambda a=a, b=b: a @ b, device, budget_s / 10)  # type: ignore[misc]
             out.append({"dtype": name, "m": m, "n": n, "k": k, "s": seconds, "flops_per_s": 2 * m * n * k / seconds})
-            if (m, n, k) == sizes[-1] and seconds < LONG_S and m < LARGEST_SIDE:
+            longest = min(LONG_S, budget_s / 100)
+            if (m, n, k) == sizes[-1] and seconds < longest and m < LARGEST_SIDE:
                 sizes.append((2 * max(m, n), 2 * max(m, n), k))
     return out
 
@@ -174,14 +180,14 @@ def _launch_seconds(device: torch.device) -> float:
         for _ in range(count):
             x = x + 1
 
-    return _least_seconds(work, device) / count
+    return _least_seconds(work, device, 1.0) / count
 
 
 def _stream_bytes_per_s(device: torch.device) -> float:
     """Return the bytes a second of adding one to a tensor that no cache holds."""
     x = torch.ones(32 * 2**20, device=device)
     y = torch.empty_like(x)
-    return 2 * x.numel() * 4 / _least_seconds(lambda: torch.add(x, 1, out=y), device)
+    return 2 * x.numel() * 4 / _least_seconds(lambda: torch.add(x, 1, out=y), device, 1.0)
 
 
 def _device_profile(

@@ -55,10 +55,11 @@ def test_layers_count(run):
 def test_tables_by_source():
     """One row a source and one for all; rows left out are counted under their rule."""
     rows = [{**SMALL, "tp": 1}, {**SMALL, "tp": 1, "tokens_per_s": 9e4}, {**SMALL, "pp": 2, "source_id": "elsewhere"}]
+    rows.append({**SMALL, "gbs": "many", "source_id": "elsewhere"})
     table, detail = compare(rows)
     assert [row["source_id"] for row in table] == ["elsewhere", "somewhere", "all"]
     assert [row["rows_used"] for row in table] == [0, 2, 2]
-    assert table[-1]["skipped"] == {"needs pipeline stages": 1}
+    assert table[-1]["skipped"] == {"needs pipeline stages": 1, "a figure is missing or of the wrong type": 1}
     assert table[0]["mape"] is None
     assert len(detail) == 2
 
