@@ -46,13 +46,13 @@ SCORE_BYTES = (11.0, 17.0)
 """Bytes moved for one attention score in the forward and in the backward when it passes through memory: product,
 scale and mask, softmax, dropout, product."""
 
-ATTENTION_SHARES = {"unfused": 0.6, "first": 0.3, "second": 0.7, "ported": 0.28, "tuned": 0.75}
+ATTENTION_SHARES = {"unfused": 0.6, "first": 0.3, "second": 0.7, "ported": 0.28, "tuned": 0.85}
 """The part of the achievable rate that attention reaches, by the kernels of a run's time."""
 
 RACKS = ("gb200", "gb300")
 """Devices whose fast links join several hosts."""
 
-SUSTAINED = 0.92
+SUSTAINED = 0.9
 """The part of the rate of single products that a whole step sustains."""
 
 EAGER_STREAMS = 1.5
@@ -64,7 +64,7 @@ MIXED_STREAMS = 1.5
 HOST_S = 8e-6
 """What the host needs to launch an op without a graph."""
 
-CONTENTION = 0.11
+CONTENTION = 0.2
 """The part of a hidden transfer's time by which it slows the compute that hides it: it takes units and bandwidth."""
 
 HIDE_SHARE = 0.85
