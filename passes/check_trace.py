@@ -30,7 +30,7 @@ def constants_of(graph_module: fx.GraphModule) -> list[Tensor]:
 
 
 def check_trace(trace: RawTrace, model: nn.Module, names: list[str]) -> None:
-    """Check that no parameter or buffer was burnt in as a constant, and that no gradient got lost.
+    """Check that no parameter or buffer was burnt in as a constant, no gradient got lost, no buffer waits for one.
 
     Raises:
         CaptureError: the parameter or input that is concerned, and what to do.
@@ -43,6 +43,13 @@ def check_trace(trace: RawTrace, model: nn.Module, names: list[str]) -> None:
                 f"{owned.get(id(value), 'a parameter that is not registered')} was reached past its module"
                 f"{_at(node)} (through a list, a closure or another object), so it would be a constant. "
                 "Read it as an attribute of the module that owns it."
+            )
+    results: Any = trace.graph_module.graph.output_node().args[0]
+    for name, result in zip(trace.written, results[len(results) - len(trace.written) :]):
+        if result.meta.get("phase") == "backward":
+            raise CaptureError(
+                f"the buffer {name} is written to by the backward{_at(result)}; a parallel program takes the new "
+                "values of buffers from the forward. Write to it in forward(), or after the step."
             )
     placeholders = [node for node in trace.graph_module.graph.nodes if node.op == "placeholder"]
     for i in trace.missing:

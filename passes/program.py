@@ -203,6 +203,9 @@ def _faults(program: Program) -> Iterator[str]:
     if names != [role.node for role in program.outputs]:
         yield f"the graph returns {names}, the outputs are {[role.node for role in program.outputs]}"
     known = {node.name for node in nodes}
+    for role, result in zip(program.outputs, results):
+        if role.kind != "gradient" and isinstance(result, fx.Node) and result.meta.get("phase") == "backward":
+            yield f"the {role.kind} {role.name} is computed by {result.name}, which is in the backward"
     for role in program.outputs:
         if role.kind != "output" and role.of not in placeholders:
             yield f"the output {role.name} belongs to {role.of!r}, which is no placeholder"

@@ -78,8 +78,11 @@ class Joint:
             with torch_private.swapped_tensors(self.model, state), torch_private.without_checkpoints():
                 with TraceOps(self.recorder):
                     leaves = self._forward(flat)
+                # A view of what was written to is computed when it is unwrapped: that belongs to the forward too.
+                results = [torch_private.unwrap(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+                for buffer in self.model.buffers():
+                    torch_private.unwrap(buffer)
                 gradients = self._backward(leaves, wrapped)
-            results = [torch_private.unwrap(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
             return [*results, *gradients, *self._written(wrapped, before, state)]
 
     def _filled(self, tensors: Iterator[Tensor]) -> tuple[Any, Any]:

@@ -245,3 +245,23 @@ def test_gradients_that_are_meant_to_be_missing() -> None:
 
     program = capture(Lambda(run), (torch.randn(3, 4),))
     assert {role.name: role.node for role in program.outputs if role.kind == "gradient"}["gate"] is None
+
+
+class DoubleAndCount(torch.autograd.Function):
+    """Twice the input; the backward adds the gradient to a total."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, total: Tensor) -> Tensor:
+        ctx.total = total
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.total.add_(gradient.detach())
+        return gradient * 2, None
+
+
+def test_buffer_written_by_the_backward() -> None:
+    """New values of buffers come from the forward; a write in the backward is refused by the buffer's name."""
+    message = refused(lambda module, x: DoubleAndCount.apply(module.layer(x).sum(0), module.table).sum())
+    assert "the buffer table is written to by the backward" in message and "in forward()" in message

@@ -199,6 +199,26 @@ def test_writes_in_place() -> None:
     assert not any("_." in name for name in targets(program))
 
 
+def test_returned_views_of_what_was_written_to() -> None:
+    """They are computed again after the last write, and belong to the forward all the same."""
+
+    class Window(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.register_buffer("rows", torch.zeros(4, 6))
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.layer(x).clone()
+            y[:, 1] = 0.5
+            table = torch.zeros(6, 6)
+            self.rows = table[:4]
+            table[1:3] += y.detach()[:2]
+            return y, y[None, :, -1], y[:, ::2]
+
+    compare(Window(), torch.randn(3, 6))
+
+
 def test_write_between_view_and_product() -> None:
     """A merged view is not looked through once it, its base or another view of either was written to."""
 
