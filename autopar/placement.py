@@ -78,11 +78,18 @@ def local_offset(
 
 
 def pieces_nonempty(size: int, parts: Sequence[int]) -> bool:
-    """Tell whether no piece is empty when ``size`` is cut by ``parts``, the outermost first."""
+    """Tell whether no piece is empty when ``size`` is cut by ``parts``, the outermost first.
+
+    A longer piece may leave an empty one where a shorter does not: 7 is cut into 4 and 3, and of three pieces of 4 one
+    is empty.
+
+    >>> pieces_nonempty(7, [2, 3]), pieces_nonempty(3, [3])
+    (False, True)
+    """
+    lengths = {size}
     for count in parts:
-        step = -(-size // count)
-        size -= step * (count - 1)
-        if size <= 0:
+        lengths = {chunk(length, count, index)[1] for length in lengths for index in (0, count - 1)}
+        if 0 in lengths:
             return False
     return True
 
