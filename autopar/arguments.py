@@ -82,6 +82,36 @@ def check_memory(memory: Any) -> int | None:
     return int(memory)
 
 
+def check_optimizer(optimizer: Any) -> str:
+    """Return the name of an optimizer whose state can be counted.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return optimizer
+    known = ", ".join(map(repr, OPTIMIZERS))
+    if isinstance(optimizer, str):
+        raise OptionError(f"optimizer={optimizer!r} is unknown; use one of {known}")
+    raise OptionError(
+        f"optimizer= takes the name of the optimizer whose state is counted, one of {known}; "
+        f"got {type(optimizer).__name__}. Build the optimizer itself from the parallel module's parameters"
+    )
+
+
+def check_tolerance(rtol: Any) -> float | None:
+    """Return a relative tolerance, or None.
+
+    Raises:
+        OptionError: it is not a positive finite number: every comparison with NaN would hold.
+    """
+    if rtol is None:
+        return None
+    if isinstance(rtol, bool) or not isinstance(rtol, (int, float)) or not 0 < rtol < math.inf:
+        raise OptionError(f"rtol={rtol!r} is no tolerance; give a positive number such as 1e-4, or None")
+    return float(rtol)
+
+
 def check_options(
     optimizer: Any, memory: Any, constraints: Any, inputs: Any, outputs: Any, pinned: Mapping[str, str] | None = None
 ) -> Options:
@@ -90,12 +120,9 @@ def check_options(
     Raises:
         OptionError: a value means nothing.
     """
-    for name, value, known in (
-        ("optimizer", optimizer, OPTIMIZERS),
-        ("inputs", inputs, INPUTS),
-        ("outputs", outputs, OUTPUTS),
-    ):
-        if value not in known:
+    check_optimizer(optimizer)
+    for name, value, known in (("inputs", inputs, INPUTS), ("outputs", outputs, OUTPUTS)):
+        if not isinstance(value, str) or value not in known:
             raise OptionError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, known))}")
     constraints = {} if constraints is None else constraints
     if not isinstance(constraints, Mapping) or not all(
@@ -161,8 +188,17 @@ def check_plan_source(plan: Any) -> Any:
     Raises:
         OptionError: it is none of these.
     """
+    return None if plan is None else check_plan(plan)
+
+
+def check_plan(plan: Any) -> Any:
+    """Return ``plan``: a ``Plan``, or the path of a saved one.
+
+    Raises:
+        OptionError: it is neither.
+    """
     from autopar.plans import Plan
 
-    if plan is None or isinstance(plan, (Plan, str, os.PathLike)):
+    if isinstance(plan, (Plan, str, os.PathLike)):
         return plan
     raise OptionError(f"plan= takes an autopar.Plan or the path of a saved one; got {type(plan).__name__}")

@@ -14,6 +14,10 @@ from autopar.errors import MeshError
 Coordinate = tuple[int, ...]
 
 
+def _is_whole(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool)
+
+
 @dataclass(frozen=True)
 class Mesh:
     """A grid of devices, named like a ``DeviceMesh``, but without processes.
@@ -35,9 +39,15 @@ class Mesh:
     links: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = tuple(int(n) for n in self.sizes)
+        given: object = self.sizes
+        if not isinstance(given, Sequence) or isinstance(given, str) or not all(map(_is_whole, given)):
+            raise MeshError(f"the sizes of a mesh are whole numbers, one an axis, such as (2, 4); got {given!r}")
+        sizes = tuple(int(n) for n in given)
         if not sizes or any(n < 1 for n in sizes):
-            raise MeshError(f"a mesh needs at least one axis and every axis at least one rank; got {self.sizes}")
+            raise MeshError(f"a mesh needs at least one axis and every axis at least one rank; got {given}")
+        for what, texts in (("names", self.names), ("links", self.links)):
+            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+                raise MeshError(f"{what}= takes one text an axis, such as ('slow', 'fast'); got {texts!r}")
         names = tuple(self.names) or tuple(f"axis{i}" for i in range(len(sizes)))
         if len(names) != len(sizes) or len(set(names)) != len(names):
             raise MeshError(f"a mesh of {len(sizes)} axes needs {len(sizes)} different names; got {names}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch.distributed.tensor.placement_types import Placement
 
+from autopar.errors import PlanError
 from autopar.placement import to_dtensor
 from autopar.plan_format import check_plan, decode_plan, encode_plan, read_plan, write_plan
 from autopar.plan_records import (
@@ -36,6 +37,12 @@ __all__ = [
     "Struct",
     "check_plan",
 ]
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise PlanError(f"the file of a plan is named by its path; got {type(path).__name__}")
+    return Path(path)
 
 
 class Plan(PlanRecord, frozen=True, kw_only=True):
@@ -75,7 +82,7 @@ class Plan(PlanRecord, frozen=True, kw_only=True):
         Raises:
             PlanError: the plan breaks its own rules, or the file can't be written.
         """
-        write_plan(self, Path(path))
+        write_plan(self, _path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -84,7 +91,7 @@ class Plan(PlanRecord, frozen=True, kw_only=True):
         Raises:
             PlanError: the file can't be read, is no plan, is of a newer schema, or contradicts itself.
         """
-        return read_plan(Path(path), cls)
+        return read_plan(_path(path), cls)
 
     def to_bytes(self) -> bytes:
         """Return the plan as canonical JSON: equal plans give equal bytes, in any process."""
@@ -107,12 +114,20 @@ class Plan(PlanRecord, frozen=True, kw_only=True):
         """
         from autopar.report.explain import explain_name
 
+        if not isinstance(name, str):
+            raise PlanError(f"explain takes the name of a module, parameter or op; got {type(name).__name__}")
         return explain_name(self, name)
 
     def diff(self, other: Plan) -> str:
-        """Return as text what ``other`` does otherwise than this plan, and what that costs."""
+        """Return as text what ``other`` does otherwise than this plan, and what that costs.
+
+        Raises:
+            PlanError: ``other`` is no plan.
+        """
         from autopar.report.diff import diff_plans
 
+        if not isinstance(other, Plan):
+            raise PlanError(f"diff takes another autopar.Plan; got {type(other).__name__}; read a file by Plan.load")
         return diff_plans(self, other)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.arguments import check_examples, check_module
+from autopar.arguments import check_examples, check_module, check_optimizer, check_plan, check_tolerance
 from autopar.plans import Plan
 
 
@@ -41,6 +41,7 @@ def verify(
         MismatchError: something differs; the message names the first op that does, its module and its source line.
         PlanError: the plan was made for another model or other input shapes.
         InputError: the model has no values (it is on meta).
+        OptionError: an argument means nothing.
     """
     from autopar.passes.annotate import annotate
     from autopar.runtime.shadow import Source, append_loss, count_targets
@@ -48,6 +49,10 @@ def verify(
     from autopar.runtime.verify_ranks import verify_ranks
 
     check_module(model)
+    check_plan(plan)
+    check_tolerance(rtol)
+    if optimizer is not None:
+        check_optimizer(optimizer)
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
     args, named = check_examples(example_inputs, kwargs)
     if given.options.inputs == "local":

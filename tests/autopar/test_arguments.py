@@ -98,3 +98,25 @@ def test_model_and_plan_refused() -> None:
         check_module(lambda x: x)
     with pytest.raises(OptionError, match=r"autopar\.Plan or the path"):
         check_plan_source({"plan": 1})
+
+
+def test_an_optimizer_object_is_refused_in_one_line() -> None:
+    """The name is asked for, and where the object belongs is said."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    with pytest.raises(OptionError, match=r"one of 'adam'.*got SGD\. Build") as refused:
+        check_options(optimizer, None, None, "global", "auto")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("sizes", [2, "24", (2.5,), (2, "4"), (True,), None, {2, 4}])
+def test_sizes_of_a_mesh_are_whole_numbers(sizes: Any) -> None:
+    """Nothing is rounded, read as digits or taken in a set's order."""
+    with pytest.raises(MeshError, match="whole numbers, one an axis"):
+        Mesh(sizes)
+
+
+@pytest.mark.parametrize("options", [{"names": "ab"}, {"links": "xy"}, {"names": (1, 2)}])
+def test_names_of_a_mesh_are_texts(options: dict[str, Any]) -> None:
+    """One text is not one name a letter."""
+    with pytest.raises(MeshError, match="one text an axis"):
+        Mesh((2, 2), **options)

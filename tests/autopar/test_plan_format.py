@@ -254,3 +254,18 @@ def test_the_seconds_of_solving_are_told_but_not_kept() -> None:
     assert slower.to_bytes() == plan.to_bytes()
     assert "found in 99 s" in str(slower) and "found in" not in str(Plan.from_bytes(slower.to_bytes()))
     assert plan != msgspec.structs.replace(plan, solver=msgspec.structs.replace(plan.solver, variables=1))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda plan: Plan.load(3), "named by its path; got int"),
+        (lambda plan: plan.save(None), "named by its path; got NoneType"),
+        (lambda plan: plan.explain(3), "explain takes the name"),
+        (lambda plan: plan.diff("plan.json"), r"Plan\.load"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused(call: Any, words: str) -> None:
+    """What a plan is asked is checked before anything is read."""
+    with pytest.raises(PlanError, match=words):
+        call(small_plan())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -58,3 +59,24 @@ def test_a_plan_that_moves_the_wrong_piece_is_refused() -> None:
     autopar.verify(model, plan, args)
     with pytest.raises(autopar.LoweringError, match="routes do not lead to"):
         autopar.verify(model, msgspec.structs.replace(plan, routes=()), args)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rtol": float("nan")}, "rtol=nan is no tolerance"),
+        ({"rtol": float("inf")}, "no tolerance"),
+        ({"rtol": 0}, "no tolerance"),
+        ({"rtol": -1.0}, "no tolerance"),
+        ({"rtol": "1e-3"}, "no tolerance"),
+        ({"optimizer": "lion"}, "use one of 'adam'"),
+        ({"plan": 3}, "plan= takes"),
+        ({"plan": None}, "plan= takes"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    """A tolerance that every difference would pass, an unknown optimizer, a plan that is none."""
+    model, args, _ = mlp()
+    plan = options.pop("plan", autopar.plan(model, (2,), args))
+    with pytest.raises(autopar.OptionError, match=words):
+        autopar.verify(model, plan, args, **options)
