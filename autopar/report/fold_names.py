@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,7 +19,8 @@ class Fold(Generic[K]):
     """Names that share a pattern and a key.
 
     Attributes:
-        label: their common name; ``*`` where they have all the indices of the pattern, else the indices themselves.
+        label: their common name; ``*`` where their indices differ, or these indices themselves where only one differs
+            and they are not all of their kind.
         names: all of them, in natural order.
         key: what they share.
     """
@@ -47,28 +48,45 @@ def pattern_of(text: str) -> str:
 def fold_names(keys: Mapping[str, K], within: Iterable[str] | None = None) -> list[Fold[K]]:
     """Return the names of ``keys`` folded by pattern and key, in natural order of their first names.
 
-    A label has a ``*`` only if the fold has every name of its pattern that is in ``within`` (by default ``keys``).
+    An index that all names of a fold share stands in its label. A label has a ``*`` only if the fold has every name
+    that it may mean and that is in ``within`` (by default ``keys``), or if several of its indices differ.
 
     >>> [fold.label for fold in fold_names({"h.0.w": 1, "h.1.w": 1, "h.2.w": 2, "x": 1})]
     ['h.0-1.w', 'h.2.w', 'x']
+    >>> [fold.label for fold in fold_names({"h.0.1.w": 1, "h.1.1.w": 1, "h.0.3.w": 2, "h.1.3.w": 2})]
+    ['h.*.1.w', 'h.*.3.w']
     """
     groups: dict[tuple[str, K], list[str]] = defaultdict(list)
     for name in sorted(keys, key=natural_key):
         groups[pattern_of(name), keys[name]].append(name)
-    uses = Counter(pattern_of(name) for name in (keys if within is None else within))
-    return [
-        Fold(_label(pattern, names, uses[pattern] == len(names)), tuple(names), key)
-        for (pattern, key), names in groups.items()
-    ]
+    everything = list(keys if within is None else within)
+    return [Fold(_label(names, everything), tuple(names), key) for (_, key), names in groups.items()]
 
 
-def _label(pattern: str, names: list[str], every: bool) -> str:
+def _label(names: list[str], everything: list[str]) -> str:
     if len(names) == 1:
         return names[0]
-    if every or pattern.count("*") != 1:
-        return pattern
-    indices = sorted(int(_INDEX.findall(name)[0]) for name in names)
-    return pattern.replace("*", _ranges(indices))
+    places = list(zip(*(_INDEX.findall(name) for name in names)))
+    shown = ["*" if len(set(indices)) > 1 else indices[0] for indices in places]
+    label = _with_indices(names[0], shown)
+    if shown.count("*") != 1:
+        return label
+    place = shown.index("*")
+    alike = sum(_with_indices(name, _only(_INDEX.findall(name), place)) == label for name in everything)
+    if alike == len(names):
+        return label
+    return label.replace("*", _ranges(sorted(int(index) for index in places[place])))
+
+
+def _only(indices: list[str], place: int) -> list[str]:
+    """Return ``indices`` with a ``*`` at ``place``."""
+    return ["*" if at == place else index for at, index in enumerate(indices)]
+
+
+def _with_indices(name: str, indices: Sequence[str]) -> str:
+    """Return ``name`` with these in the place of its indices."""
+    left = iter(indices)
+    return _INDEX.sub(lambda match: next(left, match.group()), name)
 
 
 def _ranges(indices: list[int]) -> str:

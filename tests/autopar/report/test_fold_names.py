@@ -20,6 +20,15 @@ def test_a_part_of_the_names_is_no_star() -> None:
     assert [fold.label for fold in fold_names(dict.fromkeys(names[:2], 1), within=names)] == ["h.0-1.w"]
 
 
+def test_an_index_that_all_share_stands_in_the_label() -> None:
+    """Two parts of a block with parts by number are two labels, not one label twice."""
+    parts = {f"h.{i}.{part}.w": part for i in range(4) for part in (1, 3)}
+    assert [fold.label for fold in fold_names(parts)] == ["h.*.1.w", "h.*.3.w"]
+    some = {name: key for name, key in parts.items() if not name.startswith("h.2")}
+    assert [fold.label for fold in fold_names(some, within=parts)] == ["h.0-1,3.1.w", "h.0-1,3.3.w"]
+    assert [fold.label for fold in fold_names(dict.fromkeys(parts, 0))] == ["h.*.*.w"]
+
+
 def test_digits_inside_a_word_are_no_index() -> None:
     """``w1`` and ``w2`` are two parameters, not copies of one."""
     assert pattern_of("layers.3.mlp.w1.weight") == "layers.*.mlp.w1.weight"
