@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.errors import CaptureError
+from autopar.errors import AutoparError, CaptureError
 
 from . import torch_private
 from .check_trace import check_trace, constants_of
@@ -22,7 +22,7 @@ from .output_leaves import holds_tensors
 from .preserve_model import PreservedModel
 from .program import Input, Output, Program
 from .trace_joint import Joint, RawTrace
-from .trace_recorder import raising_line
+from .trace_recorder import raising_line, raising_module
 
 
 def capture(
@@ -178,13 +178,14 @@ def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(_failure(error)) from error
+            raise CaptureError(_failure(error, joint.model)) from error
     model.refuse_state(constants_of(joint.trace.graph_module))
     return joint.trace
 
 
-def _failure(error: Exception) -> str:
-    line = raising_line(error.__traceback__)
+def _failure(error: Exception, model: nn.Module) -> str:
+    line = raising_line(error.__traceback__).rstrip(":")
+    module = raising_module(error.__traceback__, model)
     if isinstance(error, torch_private.DATA_DEPENDENT):
         return (
             f"the model can't be captured whole: {line or 'a line of the model'} needs the value of a tensor "
@@ -192,8 +193,11 @@ def _failure(error: Exception) -> str:
             "and a compiled program has none. Use torch.where or a mask instead, or compute the value outside of "
             "the model and pass it in as a number."
         )
+    places = [f"in {module}" if module else "", f"at {line}" if line else ""]
+    text = str(error).rstrip(". ")
+    words = text if isinstance(error, AutoparError) else f"{type(error).__name__}: {text}"
     return (
-        f"tracing the model failed at {line or 'no line of its own'}: {type(error).__name__}: {error}. "
+        f"tracing the model failed{''.join(f' {place}' for place in places if place)}: {words}. "
         "Check that the model runs on the example inputs as they are."
     )
 

@@ -15,9 +15,11 @@ from torch import fx, nn
 
 from . import torch_private
 
-_OWN = os.path.dirname(os.path.abspath(__file__))
+_PASSES = os.path.dirname(os.path.abspath(__file__))
+_OWN = os.path.dirname(_PASSES)
+_CAPTURE = os.path.join(_PASSES, "capture.py")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_FOREIGN = (_TORCH + os.sep, _OWN + os.sep, "<")
+_FOREIGN = (_TORCH + os.sep, _PASSES + os.sep, _OWN + os.sep, "<")
 
 
 def is_user_file(filename: str) -> bool:
@@ -26,8 +28,8 @@ def is_user_file(filename: str) -> bool:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """Return ``file:line: code`` of the innermost user frame at or above ``frame``; empty if there is none."""
-    while frame is not None:
+    """Return ``file:line: code`` of the model's innermost frame at or above ``frame``; empty if there is none."""
+    while frame is not None and frame.f_code.co_filename != _CAPTURE:  # above it is the call of autopar
         if is_user_file(frame.f_code.co_filename):
             return _line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
@@ -40,6 +42,19 @@ def raising_line(traceback: TracebackType | None) -> str:
     while traceback is not None:
         if is_user_file(traceback.tb_frame.f_code.co_filename):
             found = _line(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def raising_module(traceback: TracebackType | None, model: nn.Module) -> str:
+    """Return class and path of the innermost module of ``model`` that an exception came through; empty if none did."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    while traceback is not None:
+        module = traceback.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and id(module) in paths:
+            path = paths[id(module)]
+            found = f"{type(module).__name__} {path!r}" if path else type(module).__name__
         traceback = traceback.tb_next
     return found
 

@@ -10,7 +10,9 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+import autopar
 from autopar.errors import CaptureError
 from autopar.passes.capture import capture
 
@@ -265,3 +267,22 @@ def test_buffer_written_by_the_backward() -> None:
     """New values of buffers come from the forward; a write in the backward is refused by the buffer's name."""
     message = refused(lambda module, x: DoubleAndCount.apply(module.layer(x).sum(0), module.table).sum())
     assert "the buffer table is written to by the backward" in message and "in forward()" in message
+
+
+def test_a_failure_without_a_line_of_the_model_names_its_module() -> None:
+    """The line that calls autopar, or one of autopar's own, is no place in the model."""
+    model = nn.Sequential(nn.ReLU(), nn.Linear(5, 3))
+    with pytest.raises(CaptureError) as error:
+        autopar.plan(model, (2,), torch.randn(3, 4))
+    message = str(error.value)
+    assert message.startswith("tracing the model failed in Linear '1': contract") and ".py" not in message
+    with pytest.raises(CaptureError) as error:
+        autopar.plan(nn.Linear(4, 3), (2,), (torch.randn(3, 4), torch.zeros(2, dtype=torch.int64)), loss=cross_entropy)
+    message = str(error.value)
+    assert ".py" not in message and ".." not in message and "batch_size" in message
+
+
+def test_nodes_have_no_line_where_the_model_has_none() -> None:
+    """A model of torch's own modules alone has no lines of its own."""
+    program = capture(nn.Sequential(nn.Linear(4, 3)), (torch.randn(3, 4),))
+    assert {node.meta.get("source", "") for node in program.graph.nodes} == {""}
