@@ -86,6 +86,11 @@ def _leaf_line(name: str, leaf: Any, device: torch.device | None) -> str:
     if isinstance(leaf, torch.Tensor):
         if device is not None and leaf.device != device:
             raise InputError(f"{name} is on {leaf.device}, but the mesh runs on {device}; move it there first")
+        if leaf.layout != torch.strided or leaf.is_nested:
+            raise InputError(
+                f"{name} is a tensor of the layout {leaf.layout}; autopar splits dense ones: pass {name}.to_dense(), "
+                "or its indices and values as inputs of their own"
+            )
         return f"{name} {leaf.dtype}{list(leaf.shape)}{' with gradient' if leaf.requires_grad else ''}"
     if isinstance(leaf, _CONSTANTS):
         return f"{name} = {leaf!r}"

@@ -70,6 +70,8 @@ def test_refused() -> None:
         signature(module, a=[object()])
     with pytest.raises(InputError, match=r"args\[0\] is on meta"):
         signature(module, torch.zeros(2, device="meta"))
+    with pytest.raises(InputError, match=r"args\[0\] is a tensor of the layout torch.sparse_coo.*to_dense"):
+        signature(module, torch.ones(2).to_sparse())
 
 
 def test_checksum() -> None:
