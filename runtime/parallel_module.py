@@ -122,6 +122,13 @@ class ParallelModule(nn.Module):
             raise OptionError("a parallel module can't take over tensors by assign=True; load without it")
         return super().load_state_dict(state_dict, strict=strict)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled whole: it holds process groups."""
+        raise InputError(
+            "a parallel module can't be copied or pickled: it holds process groups. Save its state_dict() "
+            "(torch.distributed.checkpoint) or full_state_dict(), and parallelize the original model again"
+        )
+
     def extra_repr(self) -> str:
         """Return the mesh and the state of planning."""
         return self._engine.describe()

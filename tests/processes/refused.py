@@ -148,3 +148,9 @@ def first_rank_alone(sizes: tuple[int, ...]) -> tuple[int, tuple[str, str]]:
         with mock.patch.object(agree, "PATIENCE", timedelta(seconds=1)):
             found = refusal(parallel.full_state_dict)
     return count, found
+
+
+def copying(sizes: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Copy and pickle a parallel module whole."""
+    parallel, _ = split(build("mlp"), sizes)
+    return [refusal(lambda: copy.deepcopy(parallel)), refusal(lambda: torch.save(parallel, io.BytesIO()))]

@@ -104,3 +104,9 @@ def test_first_rank_alone(pool: Pools) -> None:
     assert count > 0
     assert found[0] == "InputError" and "1" in found[1]
     pool(2).stop()  # the control group has an unfinished barrier
+
+
+def test_copying(pool: Pools) -> None:
+    """A copy would share processes: it is refused, with what to save instead."""
+    for found in pool(2).run(refused.copying, (2,)):
+        assert all(kind == "InputError" and "full_state_dict()" in words for kind, words in found)
