@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from autopar.passes.program import tensor_operands
 from autopar.passes.rules.check import check_rule, eager
 from autopar.passes.rules.form import linear_groups, make_rule, operand_shapes, result_shapes
+from autopar.passes.rules.isolated import Crashed, isolated
 from autopar.passes.rules.rule import PARALLEL, Factor, Rule
 from autopar.passes.rules.table import replicated_rule
 
@@ -100,15 +101,22 @@ def _find(node: fx.Node) -> _Findings:
         return _Findings(random=True, reason=f"{target} draws random numbers")
     if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(target.tags):
         return _Findings(reason=f"the results of {target} have shapes that depend on data")
+    try:
+        return isolated(lambda: _tried(node))  # kernels may trust their arguments: invented ones can crash them
+    except (Crashed, OSError) as error:
+        return _Findings(reason=f"no rule for {target}, and it can't be tried here: {error}")
+
+
+def _tried(node: fx.Node) -> _Findings:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         try:
             return _try(node)
         except _DrawsRandomly:
-            return _Findings(random=True, reason=f"{target} differs from run to run on the same inputs")
+            return _Findings(random=True, reason=f"{node.target} differs from run to run on the same inputs")
         except Exception as error:  # a custom op may raise anything, and a plan must come out all the same
             return _Findings(
-                reason=f"no rule for {target}, and it can't be tried here: {type(error).__name__}: {error}"
+                reason=f"no rule for {node.target}, and it can't be tried here: {type(error).__name__}: {error}"
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +49,10 @@ RAISES = _define("raises(Tensor x) -> Tensor", _kernel_of_no_device)
 GROUPED = _define(
     "grouped(Tensor x, Tensor w, Tensor ends) -> Tensor",
     lambda x, w, ends: torch.where(torch.arange(len(x))[:, None] < ends[-1], x @ w[0], x @ w[-1]),
+)
+CRASHES = _define(
+    "crashes(Tensor x) -> Tensor",
+    lambda x: torch.empty_like(x) if type(x) is not Tensor else os.kill(os.getpid(), signal.SIGSEGV),
 )
 ZERO = _define("zero(Tensor x) -> Tensor", lambda x: x.new_zeros(x.shape[1]))
 
@@ -110,6 +116,13 @@ def test_ops_that_can_not_run_here_are_replicated() -> None:
     """Whatever they raise, the reason carries it and nothing else happens."""
     rule = _rule(RAISES, torch.randn(4))
     assert "KeyError" in rule.reason
+    assert len(rule.choices()) == 1
+
+
+def test_ops_that_crash_on_invented_inputs_are_replicated() -> None:
+    """A kernel that trusts its arguments takes nothing down but the process that tries it."""
+    rule = _rule(CRASHES, torch.randn(4))
+    assert "its process died" in rule.reason
     assert len(rule.choices()) == 1
 
 
