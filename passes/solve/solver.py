@@ -125,7 +125,9 @@ def _solve_by_bound(model: LinearModel, duals: Floats, time_limit_s: float | Non
         best = replace(answer, values=values)
         if answer.objective - bound <= allowance:
             return best
-        allowance = min(16 * allowance, 1.001 * (answer.objective - bound))
+        enough = 1.001 * (answer.objective - bound)
+        direct = (prices <= enough).sum() <= MOST_BRANCHED // 2
+        allowance = enough if direct else min(16 * allowance, enough)
     return None
 
 
