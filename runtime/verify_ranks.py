@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import InputError, MismatchError
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.lower import lower
-from autopar.passes.program import Program
+from autopar.passes.program import Program, result_values
 from autopar.placement import local_shape
 from autopar.plans import Plan
 
@@ -22,7 +22,7 @@ from .locate_mismatch import Tolerance, locate_mismatch
 from .simulate import StepResult, assemble, shard, simulate_step
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Tolerance by dtype, relative to the largest entry of the tensor."""
+"""Tolerance by dtype, relative to a tensor's largest entry; the coarsest dtype that a program computes in counts."""
 
 _LEARNING_RATE = 1e-2
 _EPSILON = 1e-2
@@ -89,9 +89,8 @@ def verify_ranks(
         except MismatchError as error:
             faults = [str(error)]
         if faults or result is None:
-            relative = rtol or _relative(reference.values.values())
-            floor = max(map(_floor, {value.dtype for value in reference.values.values()}), default=0.0)
-            tolerance = Tolerance(relative, floor * _largest(reference.values.values()))
+            coarsest = _coarsest(program)
+            tolerance = Tolerance(rtol or RELATIVE[coarsest], _floor(coarsest) * _largest(reference.values.values()))
             where = locate_mismatch(program, plan, programs, reference.values, tolerance, seed)
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise MismatchError(f"the plan does not compute what one device computes: {faults[0]}{more}. {where}")
@@ -159,31 +158,39 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _relative(tensors: Iterable[torch.Tensor]) -> float:
-    return max((RELATIVE[t.dtype] for t in tensors if t.dtype in RELATIVE), default=1e-4)
+def _coarsest(program: Program) -> torch.dtype:
+    """Return the floating dtype of least precision among all that a program computes; float32 if there is none.
+
+    A model may compute in a coarser dtype than its parameters have, as under autocast.
+    """
+    dtypes = {value.dtype for node in program.graph.nodes for _, value in result_values(node)}
+    return max(sorted(dtypes & RELATIVE.keys(), key=str), key=RELATIVE.__getitem__, default=torch.float32)
 
 
 def _differences(program: Program, result: StepResult, reference: Reference, rtol: float | None) -> list[str]:
     found = list(zip(program.outputs, result.values))
-    scale = _largest(reference.values.values()) / 16
+    scale, coarsest = _largest(reference.values.values()) / 16, _coarsest(program)
     leaves = {role.index: (role, value) for role, value in found if role.kind == "output"}
     faults = []
     for index, leaf in enumerate(reference.leaves):
         role, value = leaves[index]
         if isinstance(leaf, torch.Tensor):
-            faults += _compare(f"the output {role.name}", leaf, value, _tolerance(leaf, rtol, scale))
+            faults += _compare(f"the output {role.name}", leaf, value, _tolerance(leaf, coarsest, rtol, scale))
         elif leaf != role.constant:
             faults.append(f"the output {role.name} is {role.constant!r}, not {leaf!r}")
     largest = _largest(reference.gradients.values())
     for role, value in found:
         if role.kind == "gradient":
             expected = reference.gradients.get(role.of)
-            faults += _compare(f"the gradient of {role.name}", expected, value, _tolerance(expected, rtol, largest))
+            faults += _compare(
+                f"the gradient of {role.name}", expected, value, _tolerance(expected, coarsest, rtol, largest)
+            )
     new = {role.name: value for role, value in found if role.kind == "buffer"}
     old = {role.name: reference.values[role.node] for role in program.inputs if role.kind == "buffer"}
     for name, buffer in reference.buffers.items():
         if name in old:
-            faults += _compare(f"the buffer {name}", buffer, new.get(name, old[name]), _tolerance(buffer, rtol, scale))
+            allowed = _tolerance(buffer, coarsest, rtol, scale)
+            faults += _compare(f"the buffer {name}", buffer, new.get(name, old[name]), allowed)
     return faults
 
 
@@ -201,15 +208,18 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
     return max((float(t.max()) for t in present if t.numel()), default=0.0)
 
 
-def _tolerance(expected: torch.Tensor | None, rtol: float | None, largest: float = 0.0) -> Tolerance:
-    """Return the tolerance of a tensor, which may also be off by some rounding of ``largest``.
+def _tolerance(
+    expected: torch.Tensor | None, coarsest: torch.dtype, rtol: float | None, largest: float = 0.0
+) -> Tolerance:
+    """Return the tolerance of a tensor, which may also be off by some rounding of ``largest`` in ``coarsest``.
 
     Some values are zero in exact arithmetic (the gradient of the bias of an attention's keys, the mean of what is
     centred): nothing but rounding is left of them.
     """
     if expected is None or not (expected.is_floating_point() or expected.is_complex()):
         return Tolerance(0.0)
-    return Tolerance(rtol or RELATIVE.get(expected.dtype, 1e-4), _floor(expected.dtype) * largest)
+    dtype = max(expected.dtype, coarsest, key=lambda kind: RELATIVE.get(kind, 1e-4))
+    return Tolerance(rtol or RELATIVE.get(dtype, 1e-4), _floor(dtype) * largest)
 
 
 def _compare(what: str, expected: torch.Tensor | None, found: torch.Tensor | None, tolerance: Tolerance) -> list[str]:
@@ -256,7 +266,7 @@ def _step_differences(
     A gradient that is within its tolerance moves a parameter of Adam by at most that times learning rate / epsilon.
     """
     mesh = programs[0].mesh
-    largest = _largest(reference.gradients.values())
+    largest, coarsest = _largest(reference.gradients.values()), _coarsest(program)
     faults = []
     for index, role in enumerate(program.outputs):
         whole = reference.values.get(role.of)
@@ -273,7 +283,7 @@ def _step_differences(
                 return [f"the gradient of {role.name} does not have the shape {own} of its shard"]
             pieces.append(_stepped(optimizer, piece, slope))
         found = assemble(pieces, layout, whole.shape, mesh, f"{role.name} after a step")
-        allowed = _tolerance(gradient, rtol, largest)
+        allowed = _tolerance(gradient, coarsest, rtol, largest)
         gap = allowed.relative * float(gradient.abs().max()) + allowed.absolute if gradient.numel() else 0.0
         tolerance = Tolerance(allowed.relative, gap * _LEARNING_RATE / _EPSILON)
         faults += _compare(f"{role.name} after a step of {optimizer}", expected, found, tolerance)

@@ -69,7 +69,7 @@ def _run_child(function: Callable[[], T], writing: int) -> None:
 
 def _read(reading: int, deadline: float) -> tuple[bytes, bool]:
     """Return all that comes before the other end closes, and whether it closed before the deadline."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:

@@ -10,6 +10,8 @@ from torch import nn
 
 from autopar.errors import InputError, MismatchError
 from autopar.mesh import Mesh
+from autopar.passes.annotate import annotate
+from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
 from autopar.passes.program import Program
 from autopar.passes.rules.rule import LocalCall
@@ -117,3 +119,31 @@ def test_adam_does_not_blow_up_rounding() -> None:
     parameter.grad = torch.tensor([1e-9])
     make_optimizer("adamw", [parameter]).step()
     assert abs(float(parameter)) < 1e-7
+
+
+class Coarse(nn.Module):
+    """A float64 layer whose product is taken in another dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(5, 7, bias=False, dtype=torch.float64)
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.nn.functional.linear(x.to(self.dtype), self.up.weight.to(self.dtype)).double()).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_coarsest_dtype_that_is_computed_in_counts(dtype: torch.dtype) -> None:
+    """A sum split over ranks in a coarser dtype than the parameters' is right up to the rounding of that dtype."""
+    model, args = Coarse(dtype), (batch()[0].double(),)
+    program = annotate(capture(model, args))
+    product = next(node for node in program.ops() if node.target is torch.ops.autopar.contract.default)
+    reduction = next(factor.name for factor in product.meta["rule"].factors if factor.kind == "sum")
+    choices = {node.name: (reduction if node is product else "replicate",) for node in program.ops()}
+    plan = complete_plan(program, Mesh((2,)), choices, {})
+    found = verify_ranks(model, program, plan, args).values[0]
+    expected = model(*args).detach()
+    assert found is not None
+    assert abs(found - expected) > 1e-9 * abs(expected), "the sum was not split, or not in the coarser dtype"
