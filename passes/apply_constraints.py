@@ -46,11 +46,14 @@ class Demand:
 class Constraints:
     """The demands on every node.
 
-    ``demands`` holds them by the name of an op or placeholder.
+    Attributes:
+        demands: by the name of an op or placeholder.
+        labels: what an op or placeholder is called in messages.
     """
 
     mesh: Mesh
     demands: dict[str, list[Demand]] = field(default_factory=lambda: defaultdict(list))
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, name: str) -> Hashable:
         """Return what must be equal for two nodes to decide together; None for a free node."""
@@ -69,8 +72,9 @@ class Constraints:
             rows &= _satisfied(demand, strategies)
             if not rows.any():
                 raise ConstraintError(
-                    f"the constraint {demand.pattern!r}: {demand.text!r} can't be met by {name} on {self.mesh}: "
-                    f"sizes do not divide so, or another constraint says otherwise"
+                    f"the constraint {demand.pattern!r}: {demand.text!r} can't be met by "
+                    f"{self.labels.get(name, name)} on {self.mesh}: sizes do not divide so, or another constraint says "
+                    "otherwise"
                 )
         return rows
 
@@ -95,7 +99,9 @@ def apply_constraints(program: Program, mesh: Mesh, constraints: Mapping[str, st
     Raises:
         ConstraintError: nothing matches, or no matched op has such a choice.
     """
-    out = Constraints(mesh)
+    labels = {role.node: role.name for role in program.inputs}
+    labels |= {node.name: f"{node.name} of {node.meta['module']}" for node in program.ops() if node.meta["module"]}
+    out = Constraints(mesh, labels=labels)
     for pattern, text in constraints.items():
         layout = _as_layout(text, mesh, pattern)
         if layout is not None:
@@ -119,8 +125,15 @@ def _as_layout(text: str, mesh: Mesh, pattern: str) -> Layout | None:
 
 def _bind_parameters(program: Program, pattern: str, text: str, layout: Layout, out: Constraints) -> None:
     parameters = [role for role in program.inputs if role.kind == "parameter"]
+    placeholders = program.nodes()
     matched = [role for role in parameters if any(fnmatchcase(name, pattern) for name in (role.name, *role.aliases))]
     for role in matched:
+        num_dims = placeholders[role.node].meta["val"].dim()
+        if max(layout) >= num_dims:
+            raise ConstraintError(
+                f"the constraint {pattern!r}: {text!r} splits dim {max(layout)} of {role.name}, which has "
+                f"{num_dims} dim{'' if num_dims == 1 else 's'}; name its parameters more narrowly"
+            )
         out.demands[role.node].append(Demand(pattern, text, layout=layout))
     if not matched:
         names = [role.name for role in parameters]

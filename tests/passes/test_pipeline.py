@@ -131,7 +131,8 @@ def test_a_parameter_rests_where_it_is_told() -> None:
         ({"up": "column@nowhere"}, ["unknown axis", "axis0"]),
         ({"up.bias": "S0"}, ["matches no parameter", "up.weight"]),
         ({"up.weight": "S0,S1"}, ["each of the 1 axes"]),
-        ({"up.weight": "S0", "up*": "S1"}, ["can't be met"]),
+        ({"up.weight": "S0", "up*": "S1"}, ["can't be met by up.weight"]),
+        ({"up.weight": "S2"}, ["splits dim 2 of up.weight", "has 2 dims"]),
     ],
 )
 def test_a_bad_constraint_is_refused(constraints: dict[str, str], words: list[str]) -> None:
