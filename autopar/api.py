@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,8 +103,10 @@ def parallelize(
     from autopar.runtime.groups import connect
     from autopar.runtime.parallel_module import ParallelModule
 
-    groups = connect(mesh if isinstance(mesh, DeviceMesh) else check_mesh(mesh))
+    groups = connect(mesh if isinstance(mesh, DeviceMesh) else partial(check_mesh, mesh))
     with groups.together("the arguments of parallelize"):
+        if isinstance(model, ParallelModule):
+            raise OptionError("the model runs in parallel already; parallelize the original, and only once")
         check_module(model)
         check_plan_source(plan)
         options = check_options(optimizer, memory, constraints, inputs, outputs)

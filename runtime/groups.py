@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.errors import MeshError
 from autopar.mesh import Coordinate, Mesh
 from autopar.passes.local_program import GROUP_PREFIX
-from autopar.runtime.agree import raise_together
+from autopar.runtime.agree import raise_together, require_equal
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others to agree: the first rank may be solving meanwhile."""
@@ -69,11 +69,15 @@ class MeshGroups:
         raise_together(self.control, what, error)
 
 
-def connect(mesh: DeviceMesh | Mesh) -> MeshGroups:
-    """Return the processes behind ``mesh``; without a process group, start the one that ``torchrun`` describes.
+def connect(mesh: DeviceMesh | Callable[[], Mesh]) -> MeshGroups:
+    """Return the processes behind a mesh; without a process group, start the one that ``torchrun`` describes.
+
+    Args:
+        mesh: torch's mesh over any ranks, or what reads the grid over the whole world and may refuse it.
 
     Raises:
         MeshError: there is no process group, the mesh does not fit the world, or this rank is not in it.
+        InputError: the ranks want different grids.
     """
     if isinstance(mesh, DeviceMesh):
         device_mesh, grid = mesh, Mesh.from_device_mesh(mesh)
@@ -100,27 +104,45 @@ def connect(mesh: DeviceMesh | Mesh) -> MeshGroups:
     )
 
 
-def _make_device_mesh(mesh: Mesh) -> tuple[DeviceMesh, Mesh]:
+def _make_device_mesh(read: Callable[[], Mesh]) -> tuple[DeviceMesh, Mesh]:
     if not dist.is_initialized():
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             raise MeshError(
                 "there is no process group: start the script by torchrun --nproc-per-node N, "
                 "or call torch.distributed.init_process_group first"
             )
-        world = int(os.environ["WORLD_SIZE"])
-        device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    else:
-        world = dist.get_world_size()
-        device_type = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
-    if mesh.num_ranks != world:
-        advice = (
-            f"start {mesh.num_ranks} processes or make the mesh smaller"
-            if mesh.num_ranks > world
-            else "make the mesh as large as the world, or pass a DeviceMesh over the ranks that you mean"
-        )
-        raise MeshError(f"the mesh {mesh} has {mesh.num_ranks} ranks, but the world has {world}: {advice}")
-    device_mesh = init_device_mesh(device_type, mesh.sizes, mesh_dim_names=mesh.names)
-    return device_mesh, mesh
+        dist.init_process_group()
+    on_cuda = torch.cuda.is_available() and dist.get_backend() != "gloo"
+    mesh = _agree_on_mesh(read, dist.get_world_size())
+    return init_device_mesh("cuda" if on_cuda else "cpu", mesh.sizes, mesh_dim_names=mesh.names), mesh
+
+
+def _agree_on_mesh(read: Callable[[], Mesh], world: int) -> Mesh:
+    """Return the grid that every rank of the world reads, or raise on every rank."""
+    control = _control_group(tuple(range(world)))
+    mesh, error = Mesh((world,)), None
+    try:
+        mesh = read()
+        _check_size(mesh, world)
+    except MeshError as caught:
+        error = caught
+    raise_together(control, "reading the mesh", error)
+    facts = [f"axis {name} of {size}" for name, size in zip(mesh.names, mesh.sizes, strict=True)]
+    facts += [f"device {mesh.device}", f"links {', '.join(mesh.links) or 'by default'}"]
+    require_equal(control, "the mesh", facts, "pass the same mesh on every rank")
+    return mesh
+
+
+def _check_size(mesh: Mesh, world: int) -> None:
+    if mesh.num_ranks == world:
+        return
+    advice = (
+        f"start {mesh.num_ranks} processes or make the mesh smaller"
+        if mesh.num_ranks > world
+        else "make the mesh as large as the world, or pass a DeviceMesh over the ranks that you mean"
+    )
+    count = f"{mesh.num_ranks} rank{'s' if mesh.num_ranks > 1 else ''}"
+    raise MeshError(f"the mesh {mesh} has {count}, but the world has {world}: {advice}")
 
 
 def _device_of(device_mesh: DeviceMesh) -> torch.device:

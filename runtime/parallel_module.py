@@ -65,6 +65,12 @@ class ParallelModule(nn.Module):
             [f"class {type(model).__name__}", *describe_state(model), *_option_lines(options)],
             "build the same model with the same options on every rank",
         )
+        require_equal(
+            groups.control,
+            "the example",
+            ["no example inputs"] if call is None else call.signature.lines,
+            "give the same example on every rank, or none to plan at the first call",
+        )
         given = share_plan(groups, plan)
         with groups.together("applying the plan's options"):
             if given is not None:

@@ -72,7 +72,18 @@ def take_apart(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _tree_text(spec: pytree.TreeSpec) -> str:
-    return str(spec)
+    """Return a structure as its values would print, with a ``*`` for every leaf: ``((*, *), {'y': *})``."""
+    if spec.is_leaf():
+        return "*"
+    children = [_tree_text(child) for child in spec.children()]
+    if spec.type is dict:
+        return "{" + ", ".join(f"{key!r}: {child}" for key, child in zip(spec.context, children, strict=True)) + "}"
+    inside = ", ".join(children)
+    if spec.type is tuple:
+        return f"({inside},)" if len(children) == 1 else f"({inside})"
+    if spec.type is list:
+        return f"[{inside}]"
+    return f"{spec.type.__module__}.{spec.type.__qualname__}<{spec.context}>({inside})"
 
 
 def _path_name(path: Sequence[Any]) -> str:

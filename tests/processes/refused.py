@@ -53,10 +53,18 @@ def wrong_setups(sizes: tuple[int, ...]) -> dict[str, tuple[str, str]]:
     return {
         "mesh too large": refusal(lambda: go(model, (2 * world,), args)),
         "mesh too small": refusal(lambda: go(model, (1,), args)),
+        "mesh of one kind": refusal(lambda: go(model, "foo" if odd else sizes, args)),
+        "mesh on one": refusal(lambda: go(model, (2 * world,) if odd else sizes, args)),
+        "meshes differ": refusal(lambda: go(model, (world, 1) if odd else sizes, args)),
+        "names differ": refusal(lambda: go(model, autopar.Mesh(sizes, ("b" if odd else "a",)), args)),
         "memory": refusal(lambda: go(model, sizes, args, memory=float("nan"))),
         "memory on one": refusal(lambda: go(model, sizes, args, memory=-1 if odd else None)),
         "options differ": refusal(lambda: go(model, sizes, args, optimizer="sgd" if odd else "adamw")),
         "models differ": refusal(lambda: go(wide, sizes, (x,))),
+        "examples differ": refusal(lambda: go(model, sizes, tuple(a[:4] for a in args) if odd else args)),
+        "example on one": refusal(lambda: go(plain, sizes, None if odd else x)),
+        "keywords on one": refusal(lambda: go(plain, sizes, {"input": x} if odd else x)),
+        "twice": refusal(lambda: go(go(plain, sizes, x), sizes, x)),
         "no model on one": refusal(lambda: go(None if odd else plain, sizes, (x,))),  # type: ignore[arg-type]
         "meta": refusal(lambda: go(empty, sizes, (x,))),
         "capture on one": refusal(lambda: go(Branching(odd), sizes, (x,))),

@@ -24,7 +24,7 @@ def groups() -> Iterator[MeshGroups]:
     """Return the processes of a world of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield connect(Mesh((1, 1)))
+        yield connect(lambda: Mesh((1, 1)))
     finally:
         dist.destroy_process_group()
 
