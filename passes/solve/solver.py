@@ -30,6 +30,8 @@ SMALL = 3_000
 """Variables up to which branch and bound gets the whole model."""
 MOST_BRANCHED = 20_000
 """Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
+SAFE_FOR_HIGHS = 12_000
+"""Variables up to which HiGHS branches; beyond, SCIP does: HiGHS 1.12 without presolve has crashed at 34,000."""
 
 _HIGHS = "log_to_console = false\noutput_flag = false\nthreads = 1\nrandom_seed = 0\n"
 _SIMPLEX = "solver = simplex\n"
@@ -93,7 +95,8 @@ def _solve_whole(model: LinearModel, time_limit_s: float | None) -> Answer:
     relaxed, _ = _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)
     if relaxed.status != "optimal" or _is_integral(model, relaxed.values):
         return relaxed
-    return _run(model, "highs", _HIGHS + _BRANCH, integral=True, time_limit_s=time_limit_s)[0]
+    name, parameters = ("highs", _HIGHS + _BRANCH) if model.num_variables <= SAFE_FOR_HIGHS else ("scip", "")
+    return _run(model, name, parameters, integral=True, time_limit_s=time_limit_s)[0]
 
 
 def _is_integral(model: LinearModel, values: Floats) -> bool:
