@@ -36,7 +36,7 @@ SAFE_FOR_HIGHS = 12_000
 _HIGHS = "log_to_console = false\noutput_flag = false\nthreads = 1\nrandom_seed = 0\n"
 _SIMPLEX = "solver = simplex\n"
 _BRANCH = "presolve = off\nmip_rel_gap = 1e-8\nmip_abs_gap = 0\n"
-"""Branch and bound does without presolve: that of HiGHS 1.12 never ends on some of these models (past its time limit)."""
+"""Branch and bound without presolve: that of HiGHS 1.12 never ends on some of these models (past its time limit)."""
 _PDLP = (
     "verbosity_level: 0 num_threads: 1 termination_criteria { iteration_limit: 40000 "
     "simple_optimality_criteria { eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 } }"

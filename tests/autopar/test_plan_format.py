@@ -259,7 +259,7 @@ def test_the_seconds_of_solving_are_told_but_not_kept() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda plan: Plan.load(3), "named by its path; got int"),
+        (lambda plan: Plan.load(3), "named by its path; got int"),  # type: ignore[arg-type]
         (lambda plan: plan.save(None), "named by its path; got NoneType"),
         (lambda plan: plan.explain(3), "explain takes the name"),
         (lambda plan: plan.diff("plan.json"), r"Plan\.load"),
