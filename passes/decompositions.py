@@ -153,5 +153,8 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         aten.baddbmm.default: _with_sum("abc,acd->abd"),
         aten.addmv.default: _with_sum("ab,b->a"),
         aten.native_dropout.default: native_dropout,
+        # A mark on a view says that it is conjugated or negated; traced code has decided by then whether it looks.
+        aten._conj.default: torch.conj_physical,
+        aten._neg_view.default: torch.neg,
     }
     return table

@@ -144,6 +144,12 @@ class _Moving:
         return self._next(_ATEN.to.dtype, self.shape, dtype, dtype=dtype)
 
     def communicate(self, target: Any, shape: Sequence[int], *args: Any) -> _Moving:
+        if self.dtype.is_complex:
+            # Backends do not know all of complex numbers, and send what is lazily conjugated as it is in memory.
+            plain = self._next(_ATEN.resolve_conj.default, self.shape)
+            parts = plain._next(_ATEN.view_as_real.default, (*self.shape, 2), dtype=self.dtype.to_real())
+            moved = parts.communicate(target, (*shape, 2), *args)
+            return moved._next(_ATEN.view_as_complex.default, shape, dtype=self.dtype)
         whole = self._next(_ATEN.contiguous.default, self.shape)
         return whole._next(target, shape, *args, self.group)._next(_C10D.wait_tensor.default, shape)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import fx
 
@@ -118,6 +118,27 @@ def test_ranks_emit_the_same_ops_when_pieces_are_uneven() -> None:
     }
     assert len(sequences) == 1
     assert local_shape((5,), (0, 0), mesh.sizes, (1, 1)) == (1,)
+
+
+@given(moves())
+def test_complex_numbers_travel_as_pairs_of_real_ones(move: tuple[Mesh, tuple[int, ...], Layout, Arc]) -> None:
+    """No backend sees complex numbers, and what is only marked as conjugated is conjugated before it leaves."""
+    mesh, shape, layout, arc = move
+    assume(all(code >= PARTIAL["sum"] for code in layout))
+    whole = torch.complex(*torch.randint(-99, 99, (2, *shape)).double())
+    graphs = [arc_graph(arc, shape, whole.dtype, mesh, rank) for rank in range(mesh.num_ranks)]
+    sent: list[torch.dtype] = []
+
+    def see(node: fx.Node, values: list[Any]) -> None:
+        if node.target in COLLECTIVES:
+            sent.append(values[0].dtype)
+
+    pieces = [[piece.conj_physical().conj()] for piece in pieces_of(whole, layout, mesh)]
+    moved: list[Moved] = []
+    results = run_lockstep(graphs, pieces, mesh, moved=moved, watch=see)
+    assert torch.equal(assemble(results, arc.target, shape, mesh), whole)
+    assert set(sent) <= {torch.float64}
+    assert sum(m.bytes for m in moved) == arc_bytes(shape, whole.element_size(), arc, mesh.sizes)
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
