@@ -2,7 +2,8 @@
 
 ``trace_matmul``, ``trace_attention``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function a family. A
 rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is. Functions of
-``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too.
+``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too; one that hands
+itself over again inside (``meshgrid`` does) then runs as it is.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class TraceOps(TorchFunctionMode):
         self.recorder = recorder
         self.flat = FlatViews()
         self.constants = Constants()
+        self._inside: list[Any] = []
         self._mirrored = torch.is_autocast_enabled("cuda")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,10 +84,18 @@ class TraceOps(TorchFunctionMode):
             result = rewrite(self.flat, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if isinstance(func, FunctionType) and func.__globals__["__name__"] in _ENTERED_MODULES:
-            with self:
-                return _without_guards(func)(*args, **kwargs)
+        if _is_entered(func) and func not in self._inside:
+            self._inside.append(func)
+            try:
+                with self:
+                    return _without_guards(func)(*args, **kwargs)
+            finally:
+                self._inside.pop()
         return self.flat.follow(func, args, kwargs, func(*args, **kwargs))
+
+
+def _is_entered(func: Any) -> bool:
+    return isinstance(func, FunctionType) and func.__globals__["__name__"] in _ENTERED_MODULES
 
 
 @lru_cache(maxsize=512)

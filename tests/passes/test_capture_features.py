@@ -219,6 +219,26 @@ def test_returned_views_of_what_was_written_to() -> None:
     compare(Window(), torch.randn(3, 6))
 
 
+def test_grids() -> None:
+    """A function of torch that hands itself over inside is traced once."""
+    model = Lambda(
+        lambda layer, x: [g * layer(x).sum() for g in torch.meshgrid(x[0], torch.arange(3.0), indexing="xy")]
+    )
+    compare(model, torch.randn(4, 6))
+
+
+def test_conjugated_and_negated_views() -> None:
+    """What torch only marks as conjugated or negated is so for every reader, views of memory too."""
+
+    def function(layer: Any, x: Tensor) -> Any:
+        z = torch.view_as_complex(layer(x).view(4, 3, 2))
+        y = (z * z[:1].conj()).conj()
+        return torch.view_as_real(y.resolve_conj()), y.imag, y.conj().imag, z.conj().abs()
+
+    program = compare(Lambda(function), torch.randn(4, 6))
+    assert not {"aten._conj.default", "aten._neg_view.default"} & set(targets(program))
+
+
 def test_write_between_view_and_product() -> None:
     """A merged view is not looked through once it, its base or another view of either was written to."""
 
