@@ -1,7 +1,7 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function a family. A
-rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is. Functions of
+``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function
+a family. A rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is. Functions of
 ``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too; one that hands
 itself over again inside (``meshgrid`` does) then runs as it is.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import trace_attention, trace_loss, trace_matmul, trace_random
+from . import trace_attention, trace_bags, trace_loss, trace_matmul, trace_random
 from .trace_constants import READS, Constants, NotConstant
 from .trace_flat import FlatViews
 from .trace_recorder import TraceRecorder
@@ -27,6 +27,7 @@ Rewrite = Callable[..., Any]
 REWRITES: dict[Any, Rewrite] = {
     **trace_matmul.REWRITES,
     **trace_attention.REWRITES,
+    **trace_bags.REWRITES,
     **trace_loss.REWRITES,
     **trace_random.REWRITES,
 }
