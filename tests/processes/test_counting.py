@@ -1,0 +1,27 @@
+"""What the processes really move is what the plan lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.processes.counting import count_collectives
+from tests.processes.pool import Pool
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "how"), [("mlp", (2,), "tight"), ("gpt2", (2, 2), "random"), ("resnet", (2, 2), "random")]
+)
+def test_what_runs_is_what_the_plan_lists(
+    pool: Callable[[int], Pool], name: str, sizes: tuple[int, ...], how: str
+) -> None:
+    """Every collective of a step, counted on every rank where torch dispatches it; bytes are those of the fullest."""
+    results = pool(2 if sizes == (2,) else 4).run(count_collectives, name, sizes, how)
+    steps = list(zip(*(ran for ran, _ in results), strict=True))
+    assert steps and all(len({move[:2] for move in moves}) == 1 for moves in steps)
+    ran = Counter((*moves[0][:2], max(move[2] for move in moves)) for moves in steps)
+    assert ran == Counter(results[0][1])
