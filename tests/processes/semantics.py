@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -283,3 +284,32 @@ def random_state(sizes: tuple[int, ...], inputs: str) -> tuple[bool, list[int]]:
     parallel(*args)
     kept = torch.equal(before, torch.get_rng_state())
     return kept, torch.randint(0, 1 << 30, (4,)).tolist()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, foreach=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, fused=True),
+    "adamw amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, foreach=False, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-3),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01, eps=1e-3),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01, eps=1e-3),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01, eps=1e-3),
+}
+
+
+def optimizers(sizes: tuple[int, ...]) -> Errors:
+    """Take three steps of every optimizer with the weights split by column and row; return the errors of the state."""
+    errors: Errors = {}
+    for label, make in OPTIMIZERS.items():
+        built = build("mlp")
+        parallel, reference = split(built, sizes, constraints={"up": "column", "down": "row"})
+        for module in (parallel, reference):
+            optimizer = make(module.parameters())
+            for _ in range(3):
+                optimizer.zero_grad()
+                module(*built[1]).backward()
+                optimizer.step()
+        errors[label] = worst(state(parallel), state(reference))
+    return on_first(errors)

@@ -104,3 +104,8 @@ def test_random_state(pool: Pools) -> None:
     assert first == second and not first[0]
     first, second = pool(2).run(semantics.random_state, (2,), "local")
     assert second[0] and not first[0] and first[1] != second[1]
+
+
+def test_optimizers(pool: Pools) -> None:
+    """Optimizers of torch step split parameters as whole ones: by loops, foreach and fused."""
+    assert_small(pool(2).run(semantics.optimizers, (2,))[0])
