@@ -62,3 +62,54 @@ def test_parallelize_needs_processes() -> None:
     """Without a process group the error says how to start one."""
     with pytest.raises(autopar.MeshError, match="torchrun"):
         autopar.parallelize(nn.Linear(4, 4), 2, torch.zeros(8, 4))
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 2), (3,)])
+def test_the_least_memory_works_and_one_byte_less_is_refused(sizes: tuple[int, ...]) -> None:
+    """The error names the least budget, as text and as a number; its plan is right and splits parameters."""
+    model, args, _ = models.mlp(width=24, hidden=48)
+    with pytest.raises(autopar.InfeasibleError) as refused:
+        autopar.plan(model, sizes, args, memory=1)
+    least = refused.value.least_bytes
+    assert least is not None and str(least) in str(refused.value)
+    plan = autopar.plan(model, sizes, args, memory=least)
+    assert plan.memory_bytes <= least
+    assert any(placement.is_shard() for placements in plan.placements.values() for placement in placements)
+    autopar.verify(model, plan, args)
+    with pytest.raises(autopar.InfeasibleError, match=str(least)):
+        autopar.plan(model, sizes, args, memory=least - 1)
+
+
+class HeadsAndVocabulary(nn.Module):
+    """Six heads of four channels between a tied table of a prime number of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50257, 24)
+        self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the loss of the next word."""
+        x = self.table(ids)
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 6, 4).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        logits = x[:, :-1] @ self.table.weight.T
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "constraints"),
+    [
+        ((4,), {}),
+        ((4,), {"table.weight": "S0"}),
+        ((4,), {"qkv": "column", "out": "row"}),
+        ((2, 2), {"table.weight": "S0,R"}),
+    ],
+)
+def test_sizes_that_do_not_divide(sizes: tuple[int, ...], constraints: dict[str, str]) -> None:
+    """Vocabulary 50257, batch 3 and 6 heads on 4 ranks: uneven pieces where they are asked for, and right numbers."""
+    torch.manual_seed(0)
+    model, ids = HeadsAndVocabulary(), torch.randint(0, 50257, (3, 5))
+    plan = autopar.plan(model, sizes, ids, constraints=constraints)
+    autopar.verify(model, plan, ids)
