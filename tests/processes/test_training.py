@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.models import MODELS
 from tests.processes import bodies
 from tests.processes.pool import Pool
 
@@ -28,6 +29,15 @@ CASES = [
     ("vit", (2, 2), 0.0, "random"),
     ("resnet", (2, 2), 0.0, "best"),
     ("t5", (2,), 0.1, "random"),
+    ("gpt2", (2, 2), 0.0, "best"),
+    ("llama", (2,), 0.0, "best"),
+    ("llama", (4,), 0.0, "best"),
+    ("bert", (2,), 0.1, "best"),
+    ("bert", (2, 2), 0.0, "best"),
+    ("vit", (4,), 0.0, "best"),
+    ("resnet", (4,), 0.0, "best"),
+    ("t5", (4,), 0.0, "best"),
+    ("t5", (2, 2), 0.0, "best"),
 ]
 
 
@@ -45,6 +55,11 @@ def test_training(pool: Pools, name: str, sizes: tuple[int, ...], dropout: float
     if how != "best":
         assert first.split_parameters > 0
         assert first.collectives > 0
+
+
+def test_every_model_has_every_mesh() -> None:
+    """All seven models train on two processes and on four, in a row and in a square."""
+    assert {case[:2] for case in CASES} == {(name, sizes) for name in MODELS for sizes in ((2,), (4,), (2, 2))}
 
 
 def test_replicas_stay_equal(pool: Pools) -> None:
