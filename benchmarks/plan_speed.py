@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from autopar.errors import InfeasibleError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
@@ -33,7 +34,9 @@ from autopar.passes.solve.reduce import reduce_problem
 from autopar.plans import Options
 
 CASES: dict[str, list[str]] = {"gpt2": ["8", "2,4"], "llama3-8b": ["8", "32,8", "4,8,8"]}
+DEVICE = "h100"
 COLUMNS = (
+    "memory_bytes",
     "capture_cpu_s", "annotate_cpu_s", "enumerate_cpu_s", "build_cpu_s", "solve_cpu_s", "lower_cpu_s", "total_cpu_s",
     "variables", "constraints", "peak_rss_bytes", "status", "gap", "objective_s",
 )  # fmt: skip
@@ -63,12 +66,27 @@ def build_case(case: str, batch: int, layers: int | None) -> tuple[torch.nn.Modu
 
 
 def measure(case: str, sizes: tuple[int, ...], layers: int | None, memory: int | None) -> dict[str, Any]:
-    """Plan one case and return its row."""
+    """Plan one case within the budget, by default the device's own memory, and return its row.
+
+    Where no plan fits the device (nothing is computed again yet, so a long batch is saved whole), it is planned without.
+    """
+    if memory is not None:
+        return measure_within(case, sizes, layers, memory or None)
+    try:
+        return measure_within(case, sizes, layers, Prices.of(Mesh(sizes, device=DEVICE)).device.memory_bytes)
+    except InfeasibleError as error:
+        print(f"{case} on {sizes}: planned without a budget, because {error}", flush=True)
+        return measure_within(case, sizes, layers, None)
+
+
+def measure_within(case: str, sizes: tuple[int, ...], layers: int | None, budget: int | None) -> dict[str, Any]:
+    """Plan one case within a budget in bytes a rank, or without one; return its row."""
     model, args, kwargs = build_case(case, 2 * sizes[0], layers)
-    mesh = Mesh(sizes, device="h100")
+    mesh = Mesh(sizes, device=DEVICE)
     prices = Prices.of(mesh)
-    options = Options(memory=prices.device.memory_bytes if memory is None else memory or None)
+    options = Options(memory=budget)
     row: dict[str, Any] = {"case": case, "mesh": ",".join(map(str, sizes)), "layers": layers or default_layers(case)}
+    row["memory_bytes"] = budget
     begin = cpu_seconds()
 
     def timed(column: str, work: Callable[[], T]) -> T:
@@ -114,7 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--case", choices=sorted(CASES))
     parser.add_argument("--mesh", help="sizes of the axes, such as 32,8")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--memory", type=int, help="budget in bytes a rank; the device's own by default, 0 for none")
+    parser.add_argument("--memory", type=int, help="budget in bytes a rank, 0 for none; the device's own by default")
     parser.add_argument("--json", type=Path, help="where to write the rows")
     given = parser.parse_args(arguments)
     rows = []
