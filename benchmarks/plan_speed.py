@@ -68,7 +68,7 @@ def build_case(case: str, batch: int, layers: int | None) -> tuple[torch.nn.Modu
 def measure(case: str, sizes: tuple[int, ...], layers: int | None, memory: int | None) -> dict[str, Any]:
     """Plan one case within the budget, by default the device's own memory, and return its row.
 
-    Where no plan fits the device (nothing is computed again yet, so a long batch is saved whole), it is planned without.
+    Where no plan fits the device (nothing is computed again, so a long batch is saved whole), it is planned without.
     """
     if memory is not None:
         return measure_within(case, sizes, layers, memory or None)
