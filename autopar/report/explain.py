@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from textwrap import fill
 
 from autopar.errors import PlanError
 from autopar.plan_records import CollectiveRow, PlanRecord
@@ -26,6 +28,8 @@ MAX_ROWS = 60
 def explain_name(plan: PlanRecord, name: str) -> str:
     """Return all that ``plan`` says about ``name``: choices in words, where tensors rest, what moves, why and its cost.
 
+    A ``*`` in the name stands for anything, as in the pages of a plan: the first name that fits is told, and all named.
+
     Raises:
         PlanError: the plan knows nothing by this name; the message has the nearest names.
     """
@@ -33,6 +37,12 @@ def explain_name(plan: PlanRecord, name: str) -> str:
     for known, describe in _KINDS:
         if name in known(plan):
             return describe(plan, name)
+    for known, describe in _KINDS if "*" in name else ():
+        fitting = sorted((each for each in known(plan) if fnmatchcase(each, name)), key=natural_key)
+        if fitting:
+            shown = ", ".join(fitting[:MAX_ROWS]) + (", ..." if len(fitting) > MAX_ROWS else "")
+            head = fill(f"{name} fits {len(fitting):,}: {shown}", 110, break_long_words=False, break_on_hyphens=False)
+            return f"{head}\n\n{describe(plan, fitting[0])}"
     raise PlanError(_unknown(plan, name))
 
 

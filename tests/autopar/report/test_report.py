@@ -129,6 +129,17 @@ def test_explain_names_the_nearest_when_it_knows_none() -> None:
         two_axis_plan().explain("~~~~~~")
 
 
+def test_explain_takes_the_names_of_the_pages() -> None:
+    """A name with a star is that of several: all are named, the first is told."""
+    plan = two_axis_plan(12)
+    head, rest = plan.explain("layers.*.mlp.up.weight").split("\n\n", 1)
+    assert head.startswith("layers.*.mlp.up.weight fits 12: layers.0.mlp.up.weight, layers.1.mlp.up.weight,")
+    assert "layers.11.mlp.up.weight" in head and max(map(len, head.splitlines())) <= 110
+    assert rest == plan.explain("layers.0.mlp.up.weight")
+    with pytest.raises(PlanError, match="knows no module"):
+        plan.explain("layers.*.nothing")
+
+
 def test_explain_counts_what_moves_for_a_parameter() -> None:
     """Two gathers and one reduction, and no row of a name that only begins alike."""
     text = two_axis_plan(12).explain("layers.1.mlp.up")
