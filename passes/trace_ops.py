@@ -1,9 +1,9 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_loss`` and ``trace_random`` hold the rewrites, one function
-a family. A rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is. Functions of
-``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too; one that hands
-itself over again inside (``meshgrid`` does) then runs as it is.
+``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_loss`` and ``trace_random`` hold the rewrites, one
+function a family. A rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is.
+Functions of ``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too; one
+that hands itself over again inside (``meshgrid`` does) then runs as it is.
 """
 
 from __future__ import annotations
