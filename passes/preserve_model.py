@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict, defaultdict, deque
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,9 @@ from autopar.errors import CaptureError
 
 class PreservedModel:
     """Takes note of every module's attributes on entry and puts them back on exit.
+
+    So are the contents of attributes that are plain containers: hooks that a module registers when it is first run, or
+    what it keeps in a dict, would otherwise stay behind while the attribute that tells of it is put back.
 
     Tensors that are plain attributes, neither parameters nor buffers, are replaced by copies inside, so that writes in
     place do not reach them either. ``refuse_state`` tells a cache, which may be filled, from state, which must be a
@@ -25,11 +29,14 @@ class PreservedModel:
         self._before: list[tuple[dict[str, Any], ...]] = []
         self._copies: dict[str, Tensor] = {}
         self._replaced: set[str] = set()
+        self._contents: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> PreservedModel:
         for path, module in self._modules:
             parts = (module.__dict__, module._parameters, module._buffers, module._modules)
             self._before.append(tuple(dict(part) for part in parts))
+            held = [value for name, value in module.__dict__.items() if name not in _DICTS]
+            self._contents += [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
             for name, value in list(module.__dict__.items()):
                 if isinstance(value, Tensor) and id(value) not in self._owned:
                     copy = value.detach().clone().requires_grad_(value.requires_grad)
@@ -46,6 +53,9 @@ class PreservedModel:
             for part, then in zip((module.__dict__, *(saved[0][key] for key in _DICTS)), saved):
                 part.clear()
                 part.update(then)
+        for container, content in self._contents:
+            container.clear()
+            (container.extend if hasattr(container, "extend") else container.update)(content)
 
     def refuse_state(self, constants: list[Tensor]) -> None:
         """Check that no plain tensor attribute was written to, or read and then replaced.
@@ -66,3 +76,4 @@ class PreservedModel:
 
 
 _DICTS = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)

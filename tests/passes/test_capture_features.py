@@ -320,6 +320,36 @@ def test_module_attributes_are_put_back() -> None:
     assert model.cache is None and model.calls == 0
 
 
+def test_what_a_module_puts_into_its_containers_does_not_stay() -> None:
+    """A hook that is registered at the first call, and a cache: after capture the call is the first one again."""
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.installed = False
+            self.tables: dict[int, Tensor] = {}
+            self.seen: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Any:
+            if not self.installed:
+                self.layer.register_forward_hook(lambda module, args, result: self.seen.append(result))
+                self.installed = True
+            if len(x) not in self.tables:
+                self.tables[len(x)] = torch.arange(6.0)
+            y = self.layer(x) + self.tables[len(x)]
+            seen = list(self.seen)
+            self.seen.clear()
+            return y, seen
+
+    model = Watched()
+    capture(model, (torch.randn(4, 6),))
+    assert not model.installed and not model.tables and not model.layer._forward_hooks
+    program = compare(model, torch.randn(4, 6))
+    assert [role.name for role in program.outputs if role.kind == "output"] == ["[0]", "[1][0]"]
+    assert len(model(torch.randn(4, 6))[1]) == 1
+
+
 def test_shared_module_and_checkpoint() -> None:
     """A layer that is called twice sums its gradient; activation checkpointing changes no number."""
     from torch.utils.checkpoint import checkpoint
