@@ -30,13 +30,9 @@ SMALL = 3_000
 """Variables up to which branch and bound gets the whole model."""
 MOST_BRANCHED = 20_000
 """Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
-SAFE_FOR_HIGHS = 12_000
-"""Variables up to which HiGHS branches; beyond, SCIP does: HiGHS 1.12 without presolve has crashed at 34,000."""
 
 _HIGHS = "log_to_console = false\noutput_flag = false\nthreads = 1\nrandom_seed = 0\n"
 _SIMPLEX = "solver = simplex\n"
-_BRANCH = "presolve = off\nmip_rel_gap = 1e-8\nmip_abs_gap = 0\n"
-"""Branch and bound without presolve: that of HiGHS 1.12 never ends on some of these models (past its time limit)."""
 _PDLP = (
     "verbosity_level: 0 num_threads: 1 termination_criteria { iteration_limit: 40000 "
     "simple_optimality_criteria { eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 } }"
@@ -95,8 +91,7 @@ def _solve_whole(model: LinearModel, time_limit_s: float | None) -> Answer:
     relaxed, _ = _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)
     if relaxed.status != "optimal" or _is_integral(model, relaxed.values):
         return relaxed
-    name, parameters = ("highs", _HIGHS + _BRANCH) if model.num_variables <= SAFE_FOR_HIGHS else ("scip", "")
-    return _run(model, name, parameters, integral=True, time_limit_s=time_limit_s)[0]
+    return _run(model, "scip", "", integral=True, time_limit_s=time_limit_s)[0]
 
 
 def _is_integral(model: LinearModel, values: Floats) -> bool:
