@@ -128,7 +128,7 @@ def enumerate_strategies(
         subset = _subsets(split, rows)
         legal &= piece_legality(factor.size, sizes, factor.even)[subset]
         lengths[factor.name] = piece_lengths(factor.size, sizes)[subset]
-        flops_share *= lengths[factor.name] / max(1, factor.size)
+        flops_share *= factor.work_share(lengths[factor.name])
     sides = []
     bytes_moved = np.zeros(len(rows))
     for what, tensors in (("operands", operands), ("results", results)):

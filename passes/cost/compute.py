@@ -144,7 +144,7 @@ def local_seconds(
     """Return the seconds of an op whose factors have these local ``lengths``; ``how`` as in ``op_seconds``."""
     flops = rule.flops
     for factor in rule.factors:
-        flops *= lengths[factor.name] / max(1, factor.size)
+        flops *= factor.work_share(lengths[factor.name])
     product = product_of(rule, {name: np.array([length]) for name, length in lengths.items()})
     moved = np.array([bytes_moved])
     seconds = op_seconds(target, np.array([flops]), moved, dtype, device, product=product, **how)

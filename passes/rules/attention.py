@@ -47,15 +47,27 @@ def _mask(node: fx.Node, h: str) -> list[Dims]:
     return [[name if size == full else None for name, size, full in zip(("b", h, "l"), sizes, whole)] + [None]]
 
 
+def _keys_seen(node: fx.Node) -> tuple[float, float]:
+    """Return how many keys the first and the last query see."""
+    named = arguments(node)
+    queries, keys = shape_of(named["q"])[2], shape_of(named["k"])[2]
+    if not named["causal"]:
+        return float(keys), float(keys)
+    start = int(named["offset"])
+    return float(min(keys, max(0, start + 1))), float(min(keys, max(0, start + queries)))
+
+
 def _flops(node: fx.Node, products: float) -> float:
     named = arguments(node)
     batch, heads, queries, width = shape_of(named["q"])
-    keys, value_width = shape_of(named["k"])[2], shape_of(named["v"])[3]
-    pairs = float(queries * keys)
-    if named["causal"]:
-        start = int(named["offset"])
-        pairs = float(sum(min(keys, max(0, start + i + 1)) for i in (0, queries - 1))) / 2 * queries
-    return products * batch * heads * pairs * (width + value_width)
+    pairs = sum(_keys_seen(node)) / 2 * queries
+    return products * batch * heads * pairs * (width + shape_of(named["v"])[3])
+
+
+def _growth(node: fx.Node) -> dict[str, float]:
+    """Return how the work grows along the queries: late ones of a causal attention see more keys."""
+    first, last = _keys_seen(node)
+    return {"l": 2.0 * (last - first) / (last + first)} if last > first else {}
 
 
 ROLES = {"b": "batch", "g": "head", "h": "head", "l": "sequence"}
@@ -74,6 +86,7 @@ def attention(node: fx.Node) -> Rule:
         sizes=sizes,
         even=even,
         roles=ROLES,
+        growth=_growth(node),
         localize=_localize,
         flops=_flops(node, 2.0),
     )
@@ -93,6 +106,7 @@ def attention_backward(node: fx.Node) -> Rule:
         sizes=sizes,
         even=even,
         roles=ROLES,
+        growth=_growth(node),
         linear=linear_groups(node, (0,)),
         localize=_localize,
         flops=_flops(node, 5.0),

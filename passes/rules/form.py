@@ -54,6 +54,7 @@ def make_rule(
     sizes: Mapping[str, int] | None = None,
     even: Collection[str] = (),
     roles: Mapping[str, str] | None = None,
+    growth: Mapping[str, float] | None = None,
     linear: Sequence[tuple[int, ...]] = (),
     through: Sequence[tuple[str, tuple[int, ...]]] = (),
     same: Sequence[tuple[str, int]] = (),
@@ -68,7 +69,7 @@ def make_rule(
     Dims of size 1 can't be split and become None. Factors are parallel unless ``kinds`` says otherwise.
     When shapes and dims contradict each other the op is replicated, with the reason.
     """
-    kinds, roles, found = kinds or {}, roles or {}, dict(sizes or {})
+    kinds, roles, growth, found = kinds or {}, roles or {}, growth or {}, dict(sizes or {})
     given = frozenset(found)
     order: list[str] = []
     sides = []
@@ -88,7 +89,8 @@ def make_rule(
             side.append(kept)
         sides.append(tuple(side))
     factors = tuple(
-        Factor(name, found[name], kinds.get(name, PARALLEL), name in even, roles.get(name, "")) for name in order
+        Factor(name, found[name], kinds.get(name, PARALLEL), name in even, roles.get(name, ""), growth.get(name, 0.0))
+        for name in order
     )
     return Rule(
         factors,

@@ -33,6 +33,8 @@ class Factor:
         even: pieces must all be equal (the factor has inner factors in some dim: a view that merges or splits dims).
         role: what a person calls a split of it, for the plan's text: ``batch``, ``sequence``, ``column``, ``row``,
             ``head``, ``vocab``, ``expert``, ``channel``; empty if nothing better than the name is known.
+        growth: how much more work the end of the factor has than its start, in units of the mean: 0 to 2 (the queries of
+            a causal attention over as many keys).
     """
 
     name: str
@@ -40,6 +42,18 @@ class Factor:
     kind: str = PARALLEL
     even: bool = False
     role: str = ""
+    growth: float = 0.0
+
+    def work_share(self, length: Any) -> Any:
+        """Return the share of the op's work in the piece of ``length`` (a number or an array) that has the most.
+
+        With work ``1 + growth * (t - 1/2)`` at ``t`` in [0, 1] along the factor, the last piece has the most.
+
+        >>> Factor("l", 8, growth=2.0).work_share(2.0), Factor("l", 8).work_share(2.0)
+        (0.4375, 0.25)
+        """
+        part = length / max(1, self.size)
+        return part * (1.0 + self.growth / 2.0 * (1.0 - part))
 
 
 @dataclass(frozen=True)
