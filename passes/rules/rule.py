@@ -33,8 +33,8 @@ class Factor:
         even: pieces must all be equal (the factor has inner factors in some dim: a view that merges or splits dims).
         role: what a person calls a split of it, for the plan's text: ``batch``, ``sequence``, ``column``, ``row``,
             ``head``, ``vocab``, ``expert``, ``channel``; empty if nothing better than the name is known.
-        growth: how much more work the end of the factor has than its start, in units of the mean: 0 to 2 (the queries of
-            a causal attention over as many keys).
+        growth: how much more work the end of the factor has than its start, in units of the mean: 0 to 2 (the queries
+            of a causal attention over as many keys).
     """
 
     name: str
