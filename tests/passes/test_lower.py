@@ -52,7 +52,7 @@ def run(program: Program, plan: Plan) -> tuple[StepResult, torch.Tensor, torch.T
         (COLUMN, "R", (2,)),
         ({"contract_default": ("i",), "relu_default": ("b",)}, "S1", (3,)),
         (dict.fromkeys(DATA, ("b", "o")), "S0,S0", (2, 2)),
-        (dict.fromkeys(DATA, ("o", "o")), "S1,S0", (2, 3)),
+        (dict.fromkeys(DATA, ("o", "o")), "S1,S0", (2, 2)),
     ],
 )
 def test_a_plan_computes_what_eager_computes(
