@@ -70,28 +70,33 @@ def solve_model(model: LinearModel, *, large: int = LARGE, time_limit_s: float |
         AutoparError: the solver failed for another reason than infeasibility or time.
     """
     begin = time.perf_counter()
+    relaxed = None if model.num_variables >= large else _relax(model, time_limit_s)
+    if relaxed is not None and _is_answer(model, relaxed):
+        return replace(relaxed, seconds=time.perf_counter() - begin)
     answer = None
-    duals = np.zeros(0)
-    if model.num_variables >= large:
+    if model.num_variables >= SMALL:
         _, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
-    else:
-        relaxed, duals = _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)
-        if relaxed.status != "optimal" or _is_integral(model, relaxed.values):
-            answer = relaxed
-    if answer is None and model.num_variables >= SMALL:
-        if model.num_variables < large:
-            _, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
         answer = _solve_by_bound(model, duals, time_limit_s)
     if answer is None:
-        answer = _solve_whole(model, time_limit_s)
+        answer = _solve_whole(model, time_limit_s, relaxed)
     return replace(answer, seconds=time.perf_counter() - begin)
 
 
-def _solve_whole(model: LinearModel, time_limit_s: float | None) -> Answer:
-    relaxed, _ = _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)
-    if relaxed.status != "optimal" or _is_integral(model, relaxed.values):
+def _solve_whole(model: LinearModel, time_limit_s: float | None, relaxed: Answer | None = None) -> Answer:
+    """Relax (unless ``relaxed`` is given), and branch where that does not answer."""
+    relaxed = relaxed or _relax(model, time_limit_s)
+    if _is_answer(model, relaxed):
         return relaxed
     return _run(model, "scip", "", integral=True, time_limit_s=time_limit_s)[0]
+
+
+def _relax(model: LinearModel, time_limit_s: float | None) -> Answer:
+    return _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)[0]
+
+
+def _is_answer(model: LinearModel, relaxed: Answer) -> bool:
+    """Tell whether a relaxation leaves nothing to branch on: it is integral, or there is no optimum."""
+    return relaxed.status != "optimal" or _is_integral(model, relaxed.values)
 
 
 def _is_integral(model: LinearModel, values: Floats) -> bool:
