@@ -146,14 +146,20 @@ def gather(node: fx.Node) -> Rule:
     )
 
 
+def _local_list(call: LocalCall, named: dict[str, Any], piece: Piece) -> tuple[Any, Any]:
+    """Emit the list of indices along ``dim`` for a piece, and the mask of the others, shaped to broadcast over rows."""
+    index, outside = local_index(call, named["index"], piece)
+    rank = len(call.result_shapes[0])
+    column = [-1 if i == wrap(named["dim"], rank) else 1 for i in range(rank)]
+    return index, call.emit(aten.reshape.default, outside, column)
+
+
 def _index_select_locally(call: LocalCall) -> Any:
     piece = split_piece(call, "v")
     if piece is None:
         return call.again()
-    named, rank = call_arguments(call), len(call.result_shapes[0])
-    index, outside = local_index(call, named["index"], piece)
-    column = [-1 if i == wrap(named["dim"], rank) else 1 for i in range(rank)]
-    mask = call.emit(aten.reshape.default, outside, column)
+    named = call_arguments(call)
+    index, mask = _local_list(call, named, piece)
     return call.emit(aten.masked_fill.Scalar, emit_with(call, index=index), mask, 0)
 
 
@@ -247,10 +253,8 @@ def _index_add_locally(call: LocalCall) -> Any:
     piece = split_piece(call, "v")
     if piece is None:
         return call.again()
-    named, rank = call_arguments(call), len(call.result_shapes[0])
-    index, outside = local_index(call, named["index"], piece)
-    column = [-1 if i == wrap(named["dim"], rank) else 1 for i in range(rank)]
-    mask = call.emit(aten.reshape.default, outside, column)
+    named = call_arguments(call)
+    index, mask = _local_list(call, named, piece)
     return emit_with(call, index=index, source=call.emit(aten.masked_fill.Scalar, named["source"], mask, 0))
 
 
