@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from .program import is_random
+
 aten = torch.ops.aten
 
 _NOTHING = frozenset({
@@ -131,11 +133,6 @@ class _Cleaner:
         if isinstance(forward, fx.Node) and forward.op == "call_function":
             made.meta["forward_node"] = forward.name
         return made
-
-
-def is_random(node: fx.Node) -> bool:
-    """Tell whether an op draws random numbers."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _alive(nodes: list[fx.Node]) -> set[fx.Node]:

@@ -224,3 +224,8 @@ def _faults(program: Program) -> Iterator[str]:
             yield f"{node.name} writes into its operand"
         if node.meta.get("phase") == "forward" and any(n.meta.get("phase") == "backward" for n in node.all_input_nodes):
             yield f"{node.name} is in the forward, but needs the backward"
+
+
+def is_random(node: fx.Node) -> bool:
+    """Tell whether an op draws random numbers from the default generator."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags

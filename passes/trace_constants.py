@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from . import torch_private
-from .clean_graph import is_random
+from .program import is_random
 
 READS = frozenset({
     Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__,

@@ -7,18 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
-from autopar.passes.program import Program
+from autopar.passes.program import Program, is_random
 from autopar.runtime.agree import share_bytes
 from autopar.runtime.groups import MeshGroups
 
 
 def draws_randomness(program: Program) -> bool:
     """Tell whether a program draws random numbers."""
-    return any(
-        getattr(node.meta.get("rule"), "random", False)
-        or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for node in program.ops()
-    )
+    return any(getattr(node.meta.get("rule"), "random", False) or is_random(node) for node in program.ops())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from autopar.errors import LoweringError, MismatchError
 from autopar.mesh import Mesh
 from autopar.passes.insert_collectives import COLLECTIVES
 from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
+from autopar.passes.program import is_random
 from autopar.placement import PARTIAL_NAMES, Layout, is_partial, layout_name, local_offset, local_shape
 
 Watch = Callable[[fx.Node, list[Any]], None]
@@ -226,20 +227,13 @@ def _compute(nodes: Sequence[fx.Node], envs: Sequence[dict[fx.Node, Any]]) -> li
     target: Any = nodes[0].target
     if target is _WAIT:
         return [env[node.args[0]] for node, env in zip(nodes, envs)]  # type: ignore[index]
-    state = torch.random.get_rng_state() if is_random(target) else None
+    state = torch.random.get_rng_state() if is_random(nodes[0]) else None
     results = []
     for node, env in zip(nodes, envs):
         if state is not None:
             torch.random.set_rng_state(state)
         results.append(target(*_read(node.args, env), **_read(node.kwargs, env)))
     return results
-
-
-def is_random(target: Any) -> bool:
-    """Tell whether an op draws from the default generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or str(target).startswith(
-        "autopar.bernoulli"
-    )
 
 
 def _moved(node: fx.Node, handed: list[Any]) -> Moved:
