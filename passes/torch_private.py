@@ -36,6 +36,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 __all__ = [
     "DATA_DEPENDENT",
+    "PIPELINE_SCHEDULES",
     "FakeTensorMode",
     "FunctionalTensorMode",
     "OpOverload",
@@ -47,6 +48,7 @@ __all__ = [
     "new_placeholder",
     "node_of",
     "outside_of_trace",
+    "pipeline_order",
     "quiet",
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
@@ -206,3 +208,54 @@ def current_backward_sequence() -> int | None:
     """Return the sequence number of the autograd node whose backward runs now; None outside of a backward."""
     node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+PIPELINE_SCHEDULES: dict[str, str] = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved_1f1b": "ScheduleInterleaved1F1B",
+    "zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+}
+"""Name of a pipeline schedule -> torch's class of it."""
+
+
+def pipeline_order(name: str, num_ranks: int, chunks: int, num_micro_batches: int) -> list[list[tuple[int, str, int]]]:
+    """Return torch's own table of a schedule: for every rank ``(stage, F | B | I | W, micro-batch)`` in order.
+
+    The tables are made by methods that need no stage modules and no processes; only what they read is set here.
+    In 2.13 the printed table of the last rank of 1F1B starts at micro-batch 1, while the loop that runs starts at 0:
+    forwards are numbered here as they follow each other.
+
+    Args:
+        name: a key of ``PIPELINE_SCHEDULES``.
+        num_ranks: along the pipeline axis.
+        chunks: stages of each rank.
+        num_micro_batches: a number that the class supports.
+    """
+    from torch.distributed.pipelining import schedules
+
+    cls = getattr(schedules, PIPELINE_SCHEDULES[name])
+    table = cls.__new__(cls)
+    table._n_microbatches = num_micro_batches
+    table._num_stages = table.num_stages = num_ranks * chunks
+    table.pp_group_size, table.n_local_stages = num_ranks, chunks
+    table.number_of_rounds = max(1, num_micro_batches // num_ranks)
+    table.microbatches_per_round = num_micro_batches // table.number_of_rounds
+    if name in ("gpipe", "1f1b"):
+        order = table._get_pipeline_order()
+    else:
+        order = {rank: table._calculate_single_rank_operations(rank) for rank in range(num_ranks)}
+    rows = [
+        [
+            (action.stage_index, action.computation_type.value, action.microbatch_index)
+            for action in order[rank]
+            if action is not None and action.is_compute_op
+        ]
+        for rank in range(num_ranks)
+    ]
+    if name == "1f1b":
+        for row in rows:
+            numbers = iter(range(num_micro_batches))
+            row[:] = [(stage, kind, next(numbers) if kind == "F" else at) for stage, kind, at in row]
+    return rows
