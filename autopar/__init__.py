@@ -14,6 +14,7 @@ _WHERE = {
     "Cluster": "cluster",
     "Mesh": "mesh",
     "Plan": "plans",
+    "OptimizerBytes": "passes.cost.memory",
     "AutoparError": "errors",
     "MeshError": "errors",
     "OptionError": "errors",
@@ -58,5 +59,6 @@ if TYPE_CHECKING:
     from autopar.errors import PlanError as PlanError
     from autopar.errors import RuleError as RuleError
     from autopar.mesh import Mesh as Mesh
+    from autopar.passes.cost.memory import OptimizerBytes as OptimizerBytes
     from autopar.plans import Plan as Plan
     from autopar.verification import verify as verify

@@ -14,6 +14,7 @@ from autopar.arguments import check_examples, check_mesh, check_module, check_op
 from autopar.cluster import Cluster
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
+from autopar.passes.cost.memory import OptimizerBytes
 from autopar.plans import Plan
 from autopar.verification import verify as verify
 
@@ -28,7 +29,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss: Callable[..., torch.Tensor] | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | OptimizerBytes = "adamw",
     memory: int | float | str | None = None,
     constraints: Mapping[str, str] | None = None,
     inputs: str = "global",
@@ -42,7 +43,8 @@ def plan(
         example_inputs: positional inputs: a tuple, a single tensor, or a dict of keyword inputs.
         kwargs: keyword inputs.
         loss: see ``parallelize``.
-        optimizer: ``"adamw"``, ``"adam"``, ``"sgd"`` or ``"momentum"``; it sets the state that a parameter costs.
+        optimizer: its name (``"adamw"``, ``"sgd"``, ``"adafactor"``, ``"adamw-mixed"`` with float32 masters, ...) or an
+            ``OptimizerBytes``; it sets the state that a parameter costs.
         memory: budget a rank: bytes, or a text such as ``"40GB"``; None for no bound.
         constraints: pattern of a module or parameter -> technique or layout, as ``{"layers.*.up_proj": "column"}``.
         inputs: ``"global"`` when every rank will pass the global batch, ``"local"`` when it passes its share of dim 0
@@ -73,7 +75,7 @@ def parallelize(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     loss: Callable[..., torch.Tensor] | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | OptimizerBytes = "adamw",
     memory: int | float | str | None = None,
     constraints: Mapping[str, str] | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,

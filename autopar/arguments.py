@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from autopar.cluster import Cluster
 from autopar.errors import MeshError, OptionError
 from autopar.mesh import Mesh
+from autopar.passes.cost.memory import OptimizerBytes, known_optimizers, optimizer_bytes
 from autopar.plans import Options
 
-OPTIMIZERS = ("adam", "adamw", "momentum", "sgd")
 INPUTS = ("global", "local")
 OUTPUTS = ("auto", "full", "lie")
 
@@ -83,18 +83,16 @@ def check_memory(memory: Any) -> int | None:
 
 
 def check_optimizer(optimizer: Any) -> str:
-    """Return the name of an optimizer whose state can be counted.
+    """Return the name of an optimizer whose state can be counted, or the text of an ``OptimizerBytes``.
 
     Raises:
         OptionError: it is none of these.
     """
-    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
-        return optimizer
-    known = ", ".join(map(repr, OPTIMIZERS))
-    if isinstance(optimizer, str):
-        raise OptionError(f"optimizer={optimizer!r} is unknown; use one of {known}")
+    if isinstance(optimizer, (str, OptimizerBytes)):
+        return str(optimizer_bytes(str(optimizer)))
     raise OptionError(
-        f"optimizer= takes the name of the optimizer whose state is counted, one of {known}; "
+        f"optimizer= takes the name of the optimizer whose state is counted, one of {known_optimizers()}, or an "
+        f"OptimizerBytes; "
         f"got {type(optimizer).__name__}. Build the optimizer itself from the parallel module's parameters"
     )
 
@@ -120,7 +118,7 @@ def check_options(
     Raises:
         OptionError: a value means nothing.
     """
-    check_optimizer(optimizer)
+    optimizer = check_optimizer(optimizer)
     for name, value, known in (("inputs", inputs, INPUTS), ("outputs", outputs, OUTPUTS)):
         if not isinstance(value, str) or value not in known:
             raise OptionError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, known))}")

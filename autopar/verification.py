@@ -35,7 +35,8 @@ def verify(
         example_inputs, kwargs: inputs of the shapes that the plan was made for, as in ``autopar.plan``.
         loss: as in ``autopar.plan``, when the plan was made with one.
         rtol: tolerance relative to the largest entry of a tensor; by default 1e-4 in float32, 1e-9 in float64.
-        optimizer: which step to compare; the plan's by default.
+        optimizer: which step to compare; the plan's by default. One whose step torch does not have, or that looks at
+            more than one element at a time (Adafactor, 8 bits), is compared by a step of AdamW.
 
     Raises:
         MismatchError: something differs; the message names the first op that does, its module and its source line.
@@ -52,7 +53,7 @@ def verify(
     check_plan(plan)
     check_tolerance(rtol)
     if optimizer is not None:
-        check_optimizer(optimizer)
+        optimizer = check_optimizer(optimizer)
     given = plan if isinstance(plan, Plan) else Plan.load(plan)
     args, named = check_examples(example_inputs, kwargs)
     if given.options.inputs == "local":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from autopar.mesh import Mesh
-from autopar.placement import layout_name
+from autopar.placement import layout_name, local_shape
 from autopar.plans import CollectiveRow, Cost, MemoryTable, MeshRecord, Options, Plan, Route, SolverReport
 
 from .cost.memory import ParameterBytes, parameter_bytes
@@ -127,26 +129,11 @@ class _Emission:
 
     def parameter_bytes(self, role: Input) -> ParameterBytes:
         decision = self.problem.decisions[self.problem.tied[role.node]]
-        value = self.value(role.node)
-        layout = int(decision.strategies.results[self.row(role.node), 0])
-        numel = value.numel()
-        for network in self.problem.networks:
-            if role.node in network.members:
-                numel = int(network.graph.numel[network.graph.index[layout]])
-                break
-        else:
-            numel = self._local_numel(value, layout)
-        return parameter_bytes(numel, value.dtype.itemsize, role.requires_grad, self.options.optimizer)
-
-    def _local_numel(self, value: torch.Tensor, layout: int) -> int:
-        numel = 1
-        codes = decode(layout, self.mesh.num_axes)
-        for dim, size in enumerate(value.shape):
-            for axis, code in enumerate(codes):
-                if code == dim:
-                    size = -(-size // self.mesh.sizes[axis])
-            numel *= size
-        return numel
+        value, sizes = self.value(role.node), self.mesh.sizes
+        layout = decode(int(decision.strategies.results[self.row(role.node), 0]), len(sizes))
+        shape = local_shape(value.shape, layout, sizes, (0,) * len(sizes))
+        optimizer = self.options.optimizer
+        return parameter_bytes(math.prod(shape), value.dtype.itemsize, role.requires_grad, optimizer, shape)
 
     def memory(self) -> MemoryTable:
         rows = [self.parameter_bytes(role) for role in self.program.inputs if role.kind == "parameter"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError, MismatchError
+from autopar.passes.cost.memory import MIXED
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.lower import lower
 from autopar.passes.program import Program, result_values
@@ -28,6 +29,18 @@ _LEARNING_RATE = 1e-2
 _EPSILON = 1e-2
 _SEED = 20
 _ROUNDINGS = 128
+
+_STEPS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "adam": (torch.optim.Adam, {"eps": _EPSILON}),
+    "adamw": (torch.optim.AdamW, {"eps": _EPSILON}),
+    "amsgrad": (torch.optim.AdamW, {"eps": _EPSILON, "amsgrad": True}),
+    "adagrad": (torch.optim.Adagrad, {"eps": _EPSILON}),
+    "rmsprop": (torch.optim.RMSprop, {"eps": _EPSILON}),
+}
+"""Optimizer -> torch's class and options, of those that move every element by itself."""
 
 
 @dataclass
@@ -66,7 +79,7 @@ def verify_ranks(
     Args:
         args, kwargs: the global batch.
         rtol: tolerance relative to the largest entry of a tensor; by its dtype by default.
-        optimizer: ``"adamw"``, ``"adam"``, ``"momentum"`` or ``"sgd"``; the plan's by default.
+        optimizer: its name, see ``make_optimizer``; the plan's by default.
 
     Raises:
         MismatchError: something differs; the first op that does is named.
@@ -240,17 +253,13 @@ def _compare(what: str, expected: torch.Tensor | None, found: torch.Tensor | Non
 
 
 def make_optimizer(name: str, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Return an optimizer for one comparable step.
+    """Return an optimizer for one comparable step; AdamW where torch has none that works element by element.
 
     ``eps`` is large: with a small one, Adam's first step turns the rounding of a gradient that is zero into a whole
     step.
     """
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=_LEARNING_RATE)
-    if name == "momentum":
-        return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
-    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=_LEARNING_RATE, eps=_EPSILON)
+    kind, options = _STEPS.get(name.removesuffix(MIXED), _STEPS["adamw"])
+    return kind(parameters, lr=_LEARNING_RATE, **options)
 
 
 def _step_differences(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import torch
 from torch import fx
 
 from autopar.errors import ConstraintError
-from autopar.placement import REPLICATE, parse_layout
+from autopar.placement import REPLICATE, local_shape, parse_layout
 from autopar.plans import Options
 
 from ..cost.memory import parameter_bytes
@@ -219,13 +220,7 @@ class _Builder:
         if role.kind == "input":
             return layouts_as_strategies(self._input_layout(role, value))
         graph = self.graphs.graph(tuple(value.shape), value.dtype.itemsize, ())
-        num_bytes = np.array(
-            [
-                parameter_bytes(int(n), value.dtype.itemsize, role.requires_grad, self.options.optimizer).total
-                for n in graph.numel
-            ],
-            dtype=np.int64,
-        )
+        num_bytes = np.array([self._resting_bytes(role, value, int(code)) for code in graph.layouts], dtype=np.int64)
         strategies = layouts_as_strategies(graph.layouts, num_bytes=num_bytes)
         pinned = self.options.pinned.get(role.name)
         if pinned is None:
@@ -237,6 +232,12 @@ class _Builder:
                 f"on {self.prices.mesh}"
             )
         return strategies.take(keep)
+
+    def _resting_bytes(self, role: Input, value: torch.Tensor, layout: int) -> int:
+        sizes = self.prices.mesh.sizes
+        shape = local_shape(value.shape, decode(layout, len(sizes)), sizes, (0,) * len(sizes))
+        optimizer = self.options.optimizer
+        return parameter_bytes(math.prod(shape), value.dtype.itemsize, role.requires_grad, optimizer, shape).total
 
     def _input_layout(self, role: Input, value: torch.Tensor) -> Ints:
         mesh = self.prices.mesh

@@ -11,6 +11,7 @@ import torch
 from autopar.arguments import check_examples, check_memory, check_mesh, check_module, check_options, check_plan_source
 from autopar.errors import MeshError, OptionError
 from autopar.mesh import Mesh
+from autopar.passes.cost.memory import OptimizerBytes
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_meshes_refused(given: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("optimizer", "lion", "'adamw'"),
+        ("optimizer", "shampoo", "'adamw'.*OptimizerBytes"),
         ("inputs", "sharded", "'global', 'local'"),
         ("outputs", "all", "'auto', 'full', 'lie'"),
         ("constraints", ["column"], "dict"),
@@ -103,7 +104,7 @@ def test_model_and_plan_refused() -> None:
 def test_an_optimizer_object_is_refused_in_one_line() -> None:
     """The name is asked for, and where the object belongs is said."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    with pytest.raises(OptionError, match=r"one of 'adam'.*got SGD\. Build") as refused:
+    with pytest.raises(OptionError, match=r"one of 'adafactor', 'adagrad'.*got SGD\. Build") as refused:
         check_options(optimizer, None, None, "global", "auto")
     assert "\n" not in str(refused.value)
 
@@ -120,3 +121,10 @@ def test_names_of_a_mesh_are_texts(options: dict[str, Any]) -> None:
     """One text is not one name a letter."""
     with pytest.raises(MeshError, match="one text an axis"):
         Mesh((2, 2), **options)
+
+
+def test_own_optimizers() -> None:
+    """An entry of one's own is an option like a name, and is read back from the plan's text."""
+    options = check_options(OptimizerBytes("mine", moments=3), None, None, "global", "auto")
+    assert options.optimizer == "mine{moments=3}"
+    assert check_options(options.optimizer, None, None, "global", "auto") == options
