@@ -69,7 +69,7 @@ def test_a_plan_that_moves_the_wrong_piece_is_refused() -> None:
         ({"rtol": 0}, "no tolerance"),
         ({"rtol": -1.0}, "no tolerance"),
         ({"rtol": "1e-3"}, "no tolerance"),
-        ({"optimizer": "lion"}, "use one of 'adam'"),
+        ({"optimizer": "shampoo"}, "use one of 'adafactor'"),
         ({"plan": 3}, "plan= takes"),
         ({"plan": None}, "plan= takes"),
     ],
