@@ -28,11 +28,14 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
     track_tensor_tree,
 )
+from torch.fx.graph import _BoxedCodeGen
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -40,7 +43,10 @@ __all__ = [
     "FakeTensorMode",
     "FunctionalTensorMode",
     "OpOverload",
+    "StorageWeakRef",
+    "TorchDispatchMode",
     "as_if_compiling",
+    "clear_saved_tensors",
     "constant_of",
     "current_backward_sequence",
     "get_decompositions",
@@ -54,6 +60,7 @@ __all__ = [
     "register_module_forward_pre_hook",
     "suggest_memory_format",
     "swapped_tensors",
+    "take_arguments_in_a_list",
     "trace_graph",
     "tracing_graph",
     "unwrap",
@@ -259,3 +266,14 @@ def pipeline_order(name: str, num_ranks: int, chunks: int, num_micro_batches: in
             numbers = iter(range(num_micro_batches))
             row[:] = [(stage, kind, next(numbers) if kind == "F" else at) for stage, kind, at in row]
     return rows
+
+
+def take_arguments_in_a_list(graph: fx.Graph) -> fx.Graph:
+    """Make the code of a graph take one list of arguments, which it empties: nobody else holds what it frees."""
+    graph.set_codegen(_BoxedCodeGen())
+    return graph
+
+
+def clear_saved_tensors(ctx: Any) -> None:
+    """Let an autograd function's backward, in which this is called, drop what it saved, unless the graph is kept."""
+    ctx.maybe_clear_saved_tensors()

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError, LoweringError
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program
+from autopar.passes.torch_private import StorageWeakRef, clear_saved_tensors
 from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.groups import MeshGroups, bind_groups
@@ -157,9 +158,12 @@ class Executable:
         return tensor
 
     def run_forward(self, tensors: list[Tensor], news: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Run the forward graph on local tensors; append new buffer values to ``news``; return outputs and saved."""
+        """Run the forward graph on local tensors; append new buffer values to ``news``; return outputs and saved.
+
+        The list of tensors is emptied.
+        """
         with torch.autocast(self._groups.device.type, enabled=False):
-            values = list(self._forward(*tensors))
+            values = list(self._forward(tensors))
         count = len(self._returns)
         outputs: list[Tensor] = []
         for result, value in zip(self._returns, values[:count]):
@@ -204,24 +208,29 @@ class Executable:
             if isinstance(tensor, DTensor) and local_of(tensor).untyped_storage().data_ptr() in kept
         ]
 
-    def run_backward(self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def run_backward(self, saved: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return one gradient a placeholder of the forward, from the gradients that reached the outputs.
+
+        The list of saved tensors is emptied: each is freed after its last use, unless somebody else holds it.
 
         Raises:
             InputError: a gradient reached an output that is not differentiated.
         """
         assert self._backward is not None
         tangents = self._incoming(gradients)
-        with torch.autocast(self._groups.device.type, enabled=False):
-            values = list(self._backward(*saved, *tangents))
         own = _Owned([*saved, *tangents])
+        arguments = [*saved, *tangents]
+        saved.clear()
+        tangents.clear()
+        with torch.autocast(self._groups.device.type, enabled=False):
+            values: list[Any] = list(self._backward(arguments))
         out: list[Tensor | None] = []
         for slot, position in zip(self.slots, self._gradient_slots):
             if position is None:
                 out.append(None)
                 continue
-            result = self._gradients[position]
-            out.append(self._outgoing(position, slot, result, own.take(values[position])))
+            value, values[position] = values[position], None
+            out.append(self._outgoing(position, slot, self._gradients[position], own.take(value)))
         return out
 
     def _outgoing(self, position: int, slot: Slot, result: Result, value: Tensor) -> Tensor:
@@ -287,14 +296,15 @@ class _Owned:
     """
 
     def __init__(self, taken: Sequence[Tensor]) -> None:
-        self._taken = {tensor.untyped_storage().data_ptr() for tensor in taken}
+        # Weak references keep the identity of a storage from being used again, but not its memory.
+        self._taken = {StorageWeakRef(tensor.untyped_storage()) for tensor in taken}
 
     def take(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or a copy when its memory is taken or not contiguous."""
-        pointer = tensor.untyped_storage().data_ptr()
-        if pointer in self._taken or not tensor.is_contiguous():
+        storage = StorageWeakRef(tensor.untyped_storage())
+        if storage in self._taken or not tensor.is_contiguous():
             return tensor.clone(memory_format=torch.contiguous_format)
-        self._taken.add(pointer)
+        self._taken.add(storage)
         return tensor
 
 
@@ -316,6 +326,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # raises when they were freed by an earlier backward
+        saved = list(ctx.saved_tensors)  # raises when they were freed by an earlier backward
         require_unchanged(ctx.versions)
+        clear_saved_tensors(ctx)
         return (None, None, *ctx.executable.run_backward(saved, gradients))

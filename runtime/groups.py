@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.errors import MeshError
 from autopar.mesh import Coordinate, Mesh
 from autopar.passes.local_program import GROUP_PREFIX
+from autopar.passes.torch_private import take_arguments_in_a_list
 from autopar.runtime.agree import raise_together, require_equal
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
@@ -170,12 +171,13 @@ def _control_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 def bind_groups(graph_module: fx.GraphModule, group_names: Sequence[str], device: torch.device) -> fx.GraphModule:
     """Return a copy of a lowered graph that runs here: real group names, and this rank's device instead of the CPU.
 
-    Graphs are traced on the CPU, so a factory such as ``arange`` names it; constants of the graph move too.
+    It takes its arguments in one list, which it empties, so that each is freed after its last use. Graphs are traced on
+    the CPU, so a factory such as ``arange`` names it; constants of the graph move too.
     """
     graph = fx.Graph()
     output = graph.graph_copy(graph_module.graph, {})
     graph.output(output)
-    bound = fx.GraphModule(graph_module, graph)
+    bound = fx.GraphModule(graph_module, take_arguments_in_a_list(graph))
 
     for node in bound.graph.nodes:
         if node.op == "call_function":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from autopar.passes import torch_private
 
@@ -89,3 +92,41 @@ def test_sequence_numbers() -> None:
 
     Note.apply(torch.ones(2, requires_grad=True)).sum().backward()
     assert found[0] == found[1] and torch_private.current_backward_sequence() is None
+
+
+def test_arguments_are_freed_at_their_last_use() -> None:
+    """A graph that takes its arguments in a list empties it, and holds none longer than needed."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.ops.aten.neg.default, (x,))
+    seen: list[bool] = []
+    graph.call_function(lambda: seen.append(watched.expired()))
+    graph.output((y,))
+    module = fx.GraphModule(nn.Module(), torch_private.take_arguments_in_a_list(graph))
+    arguments = [torch.ones(3)]
+    watched = torch_private.StorageWeakRef(arguments[0].untyped_storage())
+    assert module(arguments)[0].tolist() == [-1.0, -1.0, -1.0]
+    assert seen == [True] and arguments == []
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_clear_saved_tensors(kept: bool) -> None:
+    """What an autograd function saved is dropped during its backward, unless the graph is kept."""
+    seen: list[bool] = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x.detach().clone())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            saved = list(ctx.saved_tensors)
+            watched = torch_private.StorageWeakRef(saved.pop().untyped_storage())
+            torch_private.clear_saved_tensors(ctx)
+            seen.append(watched.expired())
+            return gradient
+
+    Function.apply(torch.ones(3, requires_grad=True)).sum().backward(retain_graph=kept)
+    assert seen == [not kept]
