@@ -104,6 +104,9 @@ class _Reader:
 class _Lowering:
     """The state of one rewrite: which layouts of every tensor are there, in each phase."""
 
+    library_op = staticmethod(local_op)
+    """Chooses the op that carries an op out; a subclass whose result is a program again keeps every op."""
+
     def __init__(self, program: Program, plan: Plan, coordinate: Coordinate, device: torch.device | None) -> None:
         self.program, self.plan, self.coordinate, self.device = program, plan, tuple(coordinate), device
         self.mesh = plan.mesh
@@ -285,7 +288,7 @@ class _Lowering:
         made: list[fx.Node] = []
 
         def emit(target: Any, *emit_args: Any, **emit_kwargs: Any) -> fx.Node:
-            target, emit_args = local_op(target, emit_args)
+            target, emit_args = self.library_op(target, emit_args)
             fresh = self.graph.create_node("call_function", target, emit_args, emit_kwargs, name=node.name)
             fresh.meta.update(self.meta(node, phase))
             made.append(fresh)

@@ -85,6 +85,7 @@ class Program:
         constant_inputs: flat position -> value of input leaves that are no tensors (burnt into the graph).
         loss: flat position of the scalar loss among the output leaves, or None.
         training: the module was in training mode and the graph has a backward.
+        micro_batches: how many times the part of it that depends on the input ``micro_batch`` runs; 1 without one.
     """
 
     graph_module: fx.GraphModule
@@ -95,6 +96,7 @@ class Program:
     constant_inputs: dict[int, Any] = field(default_factory=dict)
     loss: int | None = None
     training: bool = True
+    micro_batches: int = 1
 
     @property
     def graph(self) -> fx.Graph:

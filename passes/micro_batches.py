@@ -1,0 +1,257 @@
+"""Rewrite a program of the whole batch into one of a micro-batch: the batch split over an axis in time, by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.errors import LoweringError, OptionError
+from autopar.mesh import Coordinate, Mesh
+from autopar.placement import PARTIAL_NAMES
+from autopar.plans import Options
+
+from .annotate import annotate
+from .complete_plan import complete_plan
+from .lower import _Lowering, _Reader
+from .micro_batch_choices import AXIS, choose_micro_batches
+from .program import Input, Output, Program, is_random
+from .redistribution import Arc
+from .rules.micro_batches import BERNOULLI_PART, JOIN, MICRO_BATCH, OVER
+from .rules.rule import Choice
+from .split_phases import GraphOnly
+
+INDEX = "micro_batch"
+"""The name of the input that holds the number of the micro-batch."""
+
+_BERNOULLI: Any = torch.ops.autopar.bernoulli.default
+_MAX_TRIES = 8
+
+
+def micro_batches(program: Program, count: int, *, outputs: str = "auto") -> Program:
+    """Return the program that runs ``count`` times, once a micro-batch, and computes what ``program`` computes at once.
+
+    It has one more input, ``micro_batch``, a 0-dim integer. Nodes that depend on it, up to the next
+    ``over_micro_batches`` or ``join_micro_batches``, run once a micro-batch; all others run once. Inputs and outputs
+    are of the whole batch.
+
+    Args:
+        program: of the whole batch; annotated here if it is not yet.
+        count: how many micro-batches; it divides the batch.
+        outputs: with ``"auto"`` the outputs beside a loss are left out (None), since to hold them is to hold the batch.
+
+    Raises:
+        OptionError: the batch does not divide, or a sum over the batch is wanted whole in the middle of the forward or
+            of the backward, as by a batch norm.
+    """
+    if any("rule" not in node.meta for node in program.ops()):
+        annotate(program)
+    if program.loss is not None and outputs == "auto":
+        program = _only_loss(program)
+    choices = choose_micro_batches(program, count)
+    for _ in range(_MAX_TRIES):
+        made = [_Cutting(program, count, choices, outputs, index) for index in sorted({0, 1, count - 1} - {count})]
+        moving = _moving(made)
+        if not moving:
+            return annotate(_finish(program, made[0], count))
+        for name in moving:
+            choices[name] = program.nodes()[name].meta["rule"].choices()[0]
+    raise LoweringError(f"some ops have constants that differ from micro-batch to micro-batch: {', '.join(moving)}")
+
+
+def _only_loss(program: Program) -> Program:
+    """Return the program without the other outputs: None stands in their place."""
+    outputs = tuple(
+        replace(role, node=None, constant=None) if role.kind == "output" and role.index != program.loss else role
+        for role in program.outputs
+    )
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(program.graph, env)
+    ends = program.graph.output_node().args[0]
+    graph.output(
+        tuple(
+            None if role.node is None else env[end]  # type: ignore[index]
+            for role, end in zip(outputs, ends)  # type: ignore[arg-type]
+        )
+    )
+    _drop_dead(graph)
+    module = fx.GraphModule(program.graph_module, graph)
+    return replace(program, graph_module=module, outputs=outputs)
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    """Erase what nobody reads; random ops stay, for the numbers after them."""
+    for node in reversed(list(graph.nodes)):
+        dead = node.op in ("call_function", "get_attr") and not node.users
+        if dead and not is_random(node) and not getattr(node.meta.get("rule"), "random", False):
+            graph.erase_node(node)
+
+
+class _Cutting(_Lowering):
+    """The lowering of the axis in time, at one micro-batch; every op stays what it is, arcs become ops of their own."""
+
+    library_op = staticmethod(lambda target, args: (target, args))
+
+    def __init__(
+        self, program: Program, count: int, choices: Mapping[str, Choice], outputs: str, index: int
+    ) -> None:
+        mesh = Mesh((count,), (AXIS,))
+        names = {name: (choice.name,) for name, choice in choices.items()}
+        plan = complete_plan(program, mesh, names, {}, options=Options(outputs="full"))
+        coordinate: Coordinate = (index,)
+        super().__init__(program, plan, coordinate, None)
+        self.count = count
+        self.index = self.graph.placeholder(INDEX)
+        self.index.meta.update(
+            val=torch.empty((), dtype=torch.int64, device="meta"), phase="forward", module="", source=""
+        )
+        self.local = self.run(False)
+
+    def meta(self, origin: fx.Node, phase: str) -> dict[str, Any]:
+        kept = {key: origin.meta[key] for key in ("forward_node",) if key in origin.meta}
+        return {**super().meta(origin, phase), **kept}
+
+    def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: _Reader) -> fx.Node:
+        value: torch.Tensor = tensor.meta["val"]
+        source, target = arc.source[0], arc.target[0]
+        made = node
+        if source >= 0:
+            made = self.emit_move(JOIN, (made, source, self.count), f"{tensor.name}_joined", tensor, phase, reader)
+        elif source in PARTIAL_NAMES:
+            made = self.emit_move(OVER, (made, PARTIAL_NAMES[source]), f"{tensor.name}_total", tensor, phase, reader)
+        made.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        if target >= 0:
+            name = f"{tensor.name}_part"
+            made = self.emit_move(MICRO_BATCH, (made, self.index, target, self.count), name, tensor, phase, reader)
+            made.meta["val"] = self.piece(value, arc.target)
+        return made
+
+    def emit_move(
+        self, target: Any, args: tuple[Any, ...], name: str, tensor: fx.Node, phase: str, reader: _Reader
+    ) -> fx.Node:
+        made = self.graph.create_node("call_function", target, args, name=name)
+        made.meta.update(
+            phase=phase, module=tensor.meta.get("module", ""), source=tensor.meta.get("source", ""), wanted_by=reader.name
+        )
+        home = tensor.meta.get("forward_node") if phase == "backward" else None
+        if home is not None:
+            made.meta["forward_node"] = home
+        return made
+
+
+def _moving(made: list[_Cutting]) -> list[str]:
+    """Return the ops of the whole program whose constants differ from micro-batch to micro-batch, but for dropout."""
+    found: dict[str, None] = {}
+    for nodes in zip(*(cutting.graph.nodes for cutting in made), strict=True):
+        first = nodes[0]
+        if first.op == "call_function" and first.target is not _BERNOULLI:
+            if len({str((node.args, node.kwargs)) for node in nodes}) > 1:
+                found[first.meta["origin"]] = None
+    return list(found)
+
+
+def _finish(program: Program, cutting: _Cutting, count: int) -> Program:
+    graph = cutting.graph
+    _move_masks(cutting)
+    _drop_dead(graph)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder" and node is not cutting.index]
+    roles = list(program.inputs)
+    at = next((i for i, role in enumerate(roles) if role.kind == "tangent"), len(roles))
+    if at < len(placeholders):
+        placeholders[at].prepend(cutting.index)
+    elif placeholders:
+        placeholders[-1].append(cutting.index)
+    roles.insert(at, Input(cutting.index.name, "input", INDEX))
+    names = {node.name for node in graph.nodes}
+    for node in graph.nodes:
+        if node.meta.get("forward_node", node.name) not in names:
+            del node.meta["forward_node"]
+        node.meta.pop("layout", None)
+        node.meta.pop("tensor", None)
+    ends = graph.output_node().args[0]
+    outputs = tuple(
+        _renamed(role, end) for role, end in zip(program.outputs, ends)  # type: ignore[arg-type]
+    )
+    module = fx.GraphModule(program.graph_module, graph)
+    made = replace(program, graph_module=module, inputs=tuple(roles), outputs=outputs, micro_batches=count)
+    _refuse_inner_totals(made, count)
+    return made
+
+
+def _renamed(role: Output, end: Any) -> Output:
+    return replace(role, node=end.name) if isinstance(end, fx.Node) else role
+
+
+def _move_masks(cutting: _Cutting) -> None:
+    """Let the masks that are split over the micro-batches move with their number."""
+    for node in list(cutting.graph.nodes):
+        if node.target is not _BERNOULLI:
+            continue
+        whole: torch.Tensor = cutting.globals[node.meta["origin"]].meta["val"]
+        piece: torch.Tensor = node.meta["val"]
+        dims = [d for d, (a, b) in enumerate(zip(whole.shape, piece.shape)) if a != b]
+        if not dims:
+            continue
+        with cutting.graph.inserting_before(node):
+            args = (cutting.index, *node.args, dims[0], piece.shape[dims[0]])
+            part = cutting.graph.create_node("call_function", BERNOULLI_PART, args, dict(node.kwargs))
+        part.meta = dict(node.meta)
+        name = node.name
+        node.replace_all_uses_with(part)
+        cutting.graph.erase_node(node)
+        part._rename(name)
+
+
+def completes(node: fx.Node) -> bool:
+    """Tell whether a node takes what all micro-batches give and hands out the whole."""
+    return node.target in (OVER, JOIN)
+
+
+def varying(graph: fx.Graph, roots: Mapping[str, Any]) -> dict[fx.Node, bool]:
+    """Tell for every node whether it is another in every micro-batch: it reads one of ``roots``, or draws."""
+    out: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            out[node] = node.name in roots
+        elif completes(node):
+            out[node] = False
+        else:
+            out[node] = is_random(node) or any(out[source] for source in node.all_input_nodes)
+    return out
+
+
+def _refuse_inner_totals(program: Program, count: int) -> None:
+    """Refuse a program that needs a total over the batch in the middle of the forward, or of the backward.
+
+    Raises:
+        OptionError: it names the op that wants the total, and its line.
+    """
+    moves = varying(program.graph, {INDEX: None})
+    waits: dict[tuple[fx.Node, str], fx.Node | None] = {}
+    for node in program.graph.nodes:
+        for phase in ("forward", "backward"):
+            own = node if completes(node) and node.meta["phase"] == phase else None
+            found = [waits[source, phase] for source in node.all_input_nodes]
+            waits[node, phase] = own or next((wait for wait in found if wait is not None), None)
+        if node.op == "output" or not moves[node]:
+            continue
+        total = waits[node, node.meta["phase"]]
+        if total is not None:
+            raise OptionError(_inner_total(node, total, count))
+
+
+def _inner_total(node: fx.Node, total: fx.Node, count: int) -> str:
+    def place(of: fx.Node) -> str:
+        module, source = of.meta.get("module"), of.meta.get("source")
+        return f"{of.name}{f' in {module}' if module else ''}{f' ({source})' if source else ''}"
+
+    return (
+        f"micro_batches={count} can't be exact: {place(node)} needs {place(total)} over the whole batch before it can "
+        f"go on, so that every micro-batch would wait for all others in the middle of the {node.meta['phase']}, as with "
+        "a batch norm; use a norm within one row (layer, group or instance norm), eval mode for the norm, or "
+        "micro_batches=1"
+    )
