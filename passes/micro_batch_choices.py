@@ -11,11 +11,11 @@ from torch import fx
 
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
+from autopar.placement import REPLICATE, is_partial
 
 from .program import Program, is_getitem, is_random, result_values, tensor_operands
 from .rules.legality import legal
 from .rules.rule import Choice, Rule
-from autopar.placement import REPLICATE, is_partial
 
 AXIS = "micro_batch"
 """The name of the axis in time."""
@@ -55,7 +55,8 @@ def batch_size(program: Program, count: int) -> int:
     if batch % count:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         raise OptionError(
-            f"micro_batches={count} does not divide the batch of {batch} rows; use one of {', '.join(map(str, divisors))}"
+            f"micro_batches={count} does not divide the batch of {batch} rows; use one of "
+            f"{', '.join(map(str, divisors))}"
         )
     return batch
 

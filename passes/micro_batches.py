@@ -1,4 +1,4 @@
-"""Rewrite a program of the whole batch into one of a micro-batch: the batch split over an axis in time, by the rules."""
+"""Rewrite a program of the whole batch into one of a micro-batch: the batch is split over an axis in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from .program import Input, Output, Program, is_random
 from .redistribution import Arc
 from .rules.micro_batches import BERNOULLI_PART, JOIN, MICRO_BATCH, OVER
 from .rules.rule import Choice
-from .split_phases import GraphOnly
 
 INDEX = "micro_batch"
 """The name of the input that holds the number of the micro-batch."""
@@ -96,9 +95,7 @@ class _Cutting(_Lowering):
 
     library_op = staticmethod(lambda target, args: (target, args))
 
-    def __init__(
-        self, program: Program, count: int, choices: Mapping[str, Choice], outputs: str, index: int
-    ) -> None:
+    def __init__(self, program: Program, count: int, choices: Mapping[str, Choice], outputs: str, index: int) -> None:
         mesh = Mesh((count,), (AXIS,))
         names = {name: (choice.name,) for name, choice in choices.items()}
         plan = complete_plan(program, mesh, names, {}, options=Options(outputs="full"))
@@ -135,7 +132,10 @@ class _Cutting(_Lowering):
     ) -> fx.Node:
         made = self.graph.create_node("call_function", target, args, name=name)
         made.meta.update(
-            phase=phase, module=tensor.meta.get("module", ""), source=tensor.meta.get("source", ""), wanted_by=reader.name
+            phase=phase,
+            module=tensor.meta.get("module", ""),
+            source=tensor.meta.get("source", ""),
+            wanted_by=reader.name,
         )
         home = tensor.meta.get("forward_node") if phase == "backward" else None
         if home is not None:
@@ -148,9 +148,9 @@ def _moving(made: list[_Cutting]) -> list[str]:
     found: dict[str, None] = {}
     for nodes in zip(*(cutting.graph.nodes for cutting in made), strict=True):
         first = nodes[0]
-        if first.op == "call_function" and first.target is not _BERNOULLI:
-            if len({str((node.args, node.kwargs)) for node in nodes}) > 1:
-                found[first.meta["origin"]] = None
+        fixed = first.op != "call_function" or first.target is _BERNOULLI
+        if not fixed and len({str((node.args, node.kwargs)) for node in nodes}) > 1:
+            found[first.meta["origin"]] = None
     return list(found)
 
 
@@ -174,7 +174,8 @@ def _finish(program: Program, cutting: _Cutting, count: int) -> Program:
         node.meta.pop("tensor", None)
     ends = graph.output_node().args[0]
     outputs = tuple(
-        _renamed(role, end) for role, end in zip(program.outputs, ends)  # type: ignore[arg-type]
+        _renamed(role, end)
+        for role, end in zip(program.outputs, ends)  # type: ignore[arg-type]
     )
     module = fx.GraphModule(program.graph_module, graph)
     made = replace(program, graph_module=module, inputs=tuple(roles), outputs=outputs, micro_batches=count)
@@ -251,7 +252,7 @@ def _inner_total(node: fx.Node, total: fx.Node, count: int) -> str:
 
     return (
         f"micro_batches={count} can't be exact: {place(node)} needs {place(total)} over the whole batch before it can "
-        f"go on, so that every micro-batch would wait for all others in the middle of the {node.meta['phase']}, as with "
-        "a batch norm; use a norm within one row (layer, group or instance norm), eval mode for the norm, or "
+        f"go on, so that every micro-batch would wait for all others in the middle of the {node.meta['phase']}, as "
+        "with a batch norm; use a norm within one row (layer, group or instance norm), eval mode for the norm, or "
         "micro_batches=1"
     )

@@ -1,4 +1,4 @@
-"""Ops of a program that runs once a micro-batch: which part of the batch it works on, and what becomes whole at its end.
+"""Ops of a program that runs once a micro-batch: its part of the batch, and what is meant over all micro-batches.
 
 ``index`` is a 0-dim integer tensor on the CPU, the number of the micro-batch; a program has it as an input.
 

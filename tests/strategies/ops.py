@@ -8,6 +8,7 @@ from tests.strategies import (
     ops_factories,
     ops_images,
     ops_indexing,
+    ops_micro_batches,
     ops_reductions,
     ops_views,
 )
@@ -21,6 +22,7 @@ ops_elementwise.enter_elementwise()
 ops_factories.enter_factories()
 ops_images.enter_images()
 ops_indexing.enter_indexing()
+ops_micro_batches.enter_micro_batches()
 ops_reductions.enter_reductions()
 ops_reductions.enter_norms()
 ops_views.enter_views()
