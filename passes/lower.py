@@ -174,6 +174,7 @@ class _Lowering:
             "module": meta.get("module", ""),
             "source": meta.get("source", ""),
             "origin": origin.name,
+            **({"forward_node": meta["forward_node"]} if "forward_node" in meta else {}),
         }
 
     def piece(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:

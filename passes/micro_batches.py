@@ -108,10 +108,6 @@ class _Cutting(_Lowering):
         )
         self.local = self.run(False)
 
-    def meta(self, origin: fx.Node, phase: str) -> dict[str, Any]:
-        kept = {key: origin.meta[key] for key in ("forward_node",) if key in origin.meta}
-        return {**super().meta(origin, phase), **kept}
-
     def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: _Reader) -> fx.Node:
         value: torch.Tensor = tensor.meta["val"]
         source, target = arc.source[0], arc.target[0]
