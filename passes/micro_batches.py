@@ -27,10 +27,11 @@ INDEX = "micro_batch"
 """The name of the input that holds the number of the micro-batch."""
 
 _BERNOULLI: Any = torch.ops.autopar.bernoulli.default
+_ADD: Any = torch.ops.aten.add.Tensor
 _MAX_TRIES = 8
 
 
-def micro_batches(program: Program, count: int, *, outputs: str = "auto") -> Program:
+def micro_batches(program: Program, count: int, *, outputs: str = "auto", staged: bool = False) -> Program:
     """Return the program that runs ``count`` times, once a micro-batch, and computes what ``program`` computes at once.
 
     It has one more input, ``micro_batch``, a 0-dim integer. Nodes that depend on it, up to the next
@@ -41,6 +42,8 @@ def micro_batches(program: Program, count: int, *, outputs: str = "auto") -> Pro
         program: of the whole batch; annotated here if it is not yet.
         count: how many micro-batches; it divides the batch.
         outputs: with ``"auto"`` the outputs beside a loss are left out (None), since to hold them is to hold the batch.
+        staged: the program will be cut into stages: gradients of a parameter that several stages read are accumulated
+            apart, so that they travel once a step and not once a micro-batch.
 
     Raises:
         OptionError: the batch does not divide, or a sum over the batch is wanted whole in the middle of the forward or
@@ -55,7 +58,7 @@ def micro_batches(program: Program, count: int, *, outputs: str = "auto") -> Pro
         made = [_Cutting(program, count, choices, outputs, index) for index in sorted({0, 1, count - 1} - {count})]
         moving = _moving(made)
         if not moving:
-            return annotate(_finish(program, made[0], count))
+            return annotate(_finish(program, made[0], count, staged))
         for name in moving:
             choices[name] = program.nodes()[name].meta["rule"].choices()[0]
     raise LoweringError(f"some ops have constants that differ from micro-batch to micro-batch: {', '.join(moving)}")
@@ -150,9 +153,11 @@ def _moving(made: list[_Cutting]) -> list[str]:
     return list(found)
 
 
-def _finish(program: Program, cutting: _Cutting, count: int) -> Program:
+def _finish(program: Program, cutting: _Cutting, count: int, staged: bool) -> Program:
     graph = cutting.graph
     _move_masks(cutting)
+    if staged:
+        _total_summands(graph)
     _drop_dead(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder" and node is not cutting.index]
     roles = list(program.inputs)
@@ -201,6 +206,31 @@ def _move_masks(cutting: _Cutting) -> None:
         node.replace_all_uses_with(part)
         cutting.graph.erase_node(node)
         part._rename(name)
+
+
+def _total_summands(graph: fx.Graph) -> None:
+    """Turn totals of sums into sums of totals, in the backward."""
+    for total in list(graph.nodes):
+        while total.target is OVER and total.args[1] == "sum" and total.meta["phase"] == "backward":
+            added = total.args[0]
+            if added.target is not _ADD or len(added.users) > 1 or added.kwargs or len(added.args) != 2:
+                break
+            summands = list(added.args)
+            if not all(isinstance(part, fx.Node) and part.meta["val"].shape == added.meta["val"].shape for part in summands):
+                break
+            with graph.inserting_before(total):
+                apart = []
+                for part in summands:
+                    one = graph.create_node("call_function", OVER, (part, "sum"), name=f"{part.name}_total")
+                    one.meta = {**total.meta, "val": part.meta["val"]}
+                    one.meta.pop("forward_node", None)
+                    apart.append(one)
+                whole = graph.create_node("call_function", _ADD, tuple(apart), name=f"{added.name}_whole")
+            whole.meta = {key: value for key, value in added.meta.items() if key != "forward_node"}
+            total.replace_all_uses_with(whole)
+            graph.erase_node(total)
+            graph.erase_node(added)
+            total = apart[0]  # a sum of three is a sum of a sum
 
 
 def completes(node: fx.Node) -> bool:

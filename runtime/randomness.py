@@ -26,23 +26,25 @@ def shared_randomness(groups: MeshGroups, keep_own: bool) -> Iterator[None]:
         keep_own: give the other ranks their own state back afterwards (they draw their own shares of the data);
             otherwise they go on from the first rank's, as copies of one script do.
     """
-    mine = _state(groups.device)
+    mine = generator_state(groups.device)
     shared = share_bytes(groups.control, mine.numpy().tobytes() if groups.rank == 0 else None)
-    _set_state(groups.device, torch.frombuffer(bytearray(shared), dtype=torch.uint8))
+    set_generator_state(groups.device, torch.frombuffer(bytearray(shared), dtype=torch.uint8))
     try:
         yield
     finally:
         if keep_own and groups.rank != 0:
-            _set_state(groups.device, mine)
+            set_generator_state(groups.device, mine)
 
 
-def _state(device: torch.device) -> torch.Tensor:
+def generator_state(device: torch.device) -> torch.Tensor:
+    """Return the state of a device's default generator."""
     if device.type == "cpu":
         return torch.get_rng_state()
     return torch.get_device_module(device.type).get_rng_state(device)  # type: ignore[no-any-return]
 
 
-def _set_state(device: torch.device, state: torch.Tensor) -> None:
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Set the state of a device's default generator."""
     if device.type == "cpu":
         torch.set_rng_state(state)
     else:

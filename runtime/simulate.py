@@ -286,10 +286,15 @@ def _checked_size(kind: str, stated: int, size: int, results: list[torch.Tensor]
     return results
 
 
+def reduce_pair(op: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the sum, maximum, minimum or product of two tensors; of truth values as logic."""
+    return _REDUCE[op](one, other)
+
+
 def _reduced(tensors: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     total = tensors[0]
     for tensor in tensors[1:]:
-        total = _REDUCE[op](total, tensor)
+        total = reduce_pair(op, total, tensor)
     return total if len(tensors) > 1 else total.clone()
 
 
