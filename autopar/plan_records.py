@@ -38,6 +38,9 @@ class Options(Struct, frozen=True, kw_only=True):
             the first axis).
         outputs: ``"auto"`` (full tensors, or where they lie beside a loss), ``"full"`` or ``"lie"``.
         pinned: full name -> layout of parameters that already lie somewhere (a second input shape).
+        micro_batches: parts of the batch that run one after the other; None to leave it to the planner.
+        schedule: name of the pipeline schedule, or empty to leave it to the planner.
+        cuts: module or forward op at which each stage but the first starts; empty to leave it to the planner.
     """
 
     optimizer: str = "adamw"
@@ -46,6 +49,9 @@ class Options(Struct, frozen=True, kw_only=True):
     inputs: str = "global"
     outputs: str = "auto"
     pinned: dict[str, str] = {}
+    micro_batches: int | None = None
+    schedule: str = ""
+    cuts: tuple[str, ...] = ()
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -120,6 +126,30 @@ class SolverReport(Struct, frozen=True, kw_only=True):
         return msgspec.structs.astuple(mine) == msgspec.structs.astuple(theirs)
 
 
+class PipelineRecord(Struct, frozen=True, kw_only=True):
+    """How a step is cut into micro-batches, and a model into stages.
+
+    Attributes:
+        micro_batches: parts of the batch that run one after the other.
+        ranks: of the pipeline axis; 1 where there are micro-batches alone. The plan's own mesh is that of one stage.
+        axis, name: where the pipeline axis stands among the axes of the whole mesh, and what it is called.
+        schedule: its name (``passes.schedules``).
+        cuts: the first forward op of every stage but the first, in the order of the graph.
+    """
+
+    micro_batches: int
+    ranks: int = 1
+    axis: int = 0
+    name: str = "pp"
+    schedule: str = "gpipe"
+    cuts: tuple[str, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages, a multiple of ``ranks``."""
+        return len(self.cuts) + 1
+
+
 class PlanRecord(Struct, frozen=True, kw_only=True):
     """The frozen answer for one program on one mesh, as it is written to a file; ``Plan`` is the same with its methods.
 
@@ -138,6 +168,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
         phases: op node -> ``"forward"`` or ``"backward"``, for reports.
         placeholders: full name of a parameter or buffer, or path of an input -> the node that carries it, for reports.
         gradients: full name of a parameter -> the node that computes its gradient, for reports.
+        pipeline: micro-batches and stages; None where the whole batch runs at once on the whole mesh.
     """
 
     schema: int = SCHEMA
@@ -160,6 +191,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
     phases: dict[str, str] = {}
     placeholders: dict[str, str] = {}
     gradients: dict[str, str] = {}
+    pipeline: PipelineRecord | None = None
 
     @property
     def mesh(self) -> Mesh:

@@ -122,8 +122,8 @@ class _Cutter:
         read = [source for source in node.all_input_nodes if source.name != INDEX]
         if read and self.num_stages > 1:
             raise LoweringError(
-                f"{node.name} ({node.target}) draws numbers beside the tensor {read[0].name}, so that other stages can't "
-                "draw the same; use dropout, or one stage"
+                f"{node.name} ({node.target}) draws numbers beside the tensor {read[0].name}, so that other stages "
+                "can't draw the same; use dropout, or one stage"
             )
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda source: None)
         return Draw(self.placing.stage[node], node.target, tuple(args), kwargs)
@@ -252,5 +252,5 @@ def _total(node: fx.Node) -> Total:
     assert isinstance(part, fx.Node)
     when = BACKWARD if node.meta.get("phase") == "backward" else FORWARD
     if node.target is JOIN:
-        return Total(node.name, part.name, when, "join", int(node.args[1]))  # type: ignore[call-overload]
+        return Total(node.name, part.name, when, "join", int(str(node.args[1])))
     return Total(node.name, part.name, when, str(node.args[1]))

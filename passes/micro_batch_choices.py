@@ -51,7 +51,7 @@ def batch_size(program: Program, count: int) -> int:
             f"micro_batches={count} cuts the batch, dim 0 of the inputs, but no input is a tensor with dims"
         )
     most = Counter(sizes)
-    batch = max(sizes, key=lambda size: (most[size], -sizes.index(size)))
+    batch: int = max(sizes, key=lambda size: (most[size], -sizes.index(size)))
     if batch % count:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         raise OptionError(

@@ -210,27 +210,35 @@ def _move_masks(cutting: _Cutting) -> None:
 
 def _total_summands(graph: fx.Graph) -> None:
     """Turn totals of sums into sums of totals, in the backward."""
-    for total in list(graph.nodes):
+    for node in list(graph.nodes):
+        total = node
         while total.target is OVER and total.args[1] == "sum" and total.meta["phase"] == "backward":
-            added = total.args[0]
-            if added.target is not _ADD or len(added.users) > 1 or added.kwargs or len(added.args) != 2:
-                break
-            summands = list(added.args)
-            if not all(isinstance(part, fx.Node) and part.meta["val"].shape == added.meta["val"].shape for part in summands):
+            added: fx.Node = total.args[0]
+            if not _adds_alone(added):
                 break
             with graph.inserting_before(total):
-                apart = []
-                for part in summands:
-                    one = graph.create_node("call_function", OVER, (part, "sum"), name=f"{part.name}_total")
-                    one.meta = {**total.meta, "val": part.meta["val"]}
-                    one.meta.pop("forward_node", None)
-                    apart.append(one)
+                apart = [_total_of(graph, part, total) for part in added.args]
                 whole = graph.create_node("call_function", _ADD, tuple(apart), name=f"{added.name}_whole")
             whole.meta = {key: value for key, value in added.meta.items() if key != "forward_node"}
             total.replace_all_uses_with(whole)
             graph.erase_node(total)
             graph.erase_node(added)
             total = apart[0]  # a sum of three is a sum of a sum
+
+
+def _adds_alone(node: fx.Node) -> bool:
+    """Tell whether a node adds two tensors of its own shape for one reader."""
+    plain = node.target is _ADD and len(node.users) == 1 and len(node.args) == 2 and not node.kwargs
+    return plain and all(
+        isinstance(part, fx.Node) and part.meta["val"].shape == node.meta["val"].shape for part in node.args
+    )
+
+
+def _total_of(graph: fx.Graph, part: Any, like: fx.Node) -> fx.Node:
+    made = graph.create_node("call_function", OVER, (part, "sum"), name=f"{part.name}_total")
+    made.meta = {key: value for key, value in like.meta.items() if key != "forward_node"}
+    made.meta["val"] = part.meta["val"]
+    return made
 
 
 def completes(node: fx.Node) -> bool:

@@ -71,9 +71,9 @@ def _loops(graph: fx.Graph, again: Collection[fx.Node]) -> set[fx.Node]:
             out.add(node)
     below = set(again) - out
     for node in graph.nodes:
-        if node.op == "call_function" and node not in out and not completes(node):
-            if any(source in below for source in node.all_input_nodes):
-                below.add(node)
+        once = node.op == "call_function" and node not in out and not completes(node)
+        if once and any(source in below for source in node.all_input_nodes):
+            below.add(node)
     for node in reversed(list(graph.nodes)):
         if node in below and node.users and all(user in out and user.op != "output" for user in node.users):
             out.add(node)
@@ -91,7 +91,7 @@ def _set_when(graph: fx.Graph, loops: set[fx.Node], placing: Placing) -> None:
         second = any(waits[source][1] for source in sources) or (completes(node) and late)
         waits[node] = first, second
         if node in loops and node.op != "placeholder":
-            if (second if late else first):
+            if second if late else first:
                 raise LoweringError(
                     f"{node.name} runs once a micro-batch, but needs a total over all of them in the same phase"
                 )

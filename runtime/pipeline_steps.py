@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepOrder:
-    """What a rank does in a call, in two parts: the second waits for the gradients of the outputs where there is no loss.
+    """What a rank does in a call. Without a loss the second part waits for the gradients of the outputs.
 
     Attributes:
         forward: up to the outputs; with a loss all of it.
@@ -73,8 +73,8 @@ def step_order(staged: StagedProgram, schedule: Schedule, rank: int, *, gradient
     if staged.barrier or gradients == "later":
         if gradients != "later" and schedule.name != "gpipe":
             raise OptionError(
-                f"the schedule {schedule.name} starts backwards before all forwards are done, but this model's backward "
-                "needs a total over the whole batch (an auxiliary loss, say); use schedule='gpipe'"
+                f"the schedule {schedule.name} starts backwards before all forwards are done, but this model's "
+                "backward needs a total over the whole batch (an auxiliary loss, say); use schedule='gpipe'"
             )
         head, tail = (*begin, *first, *complete), (*turn, *second, *end)
         return StepOrder(head, tail) if gradients == "later" else StepOrder((*head, *tail), ())
