@@ -218,7 +218,7 @@ class Executable:
         """
         assert self._backward is not None
         tangents = self._incoming(gradients)
-        own = _Owned([*saved, *tangents])
+        own = Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
         saved.clear()
         tangents.clear()
@@ -289,7 +289,7 @@ def require_unchanged(versions: Sequence[tuple[str, Tensor, int]]) -> None:
             )
 
 
-class _Owned:
+class Owned:
     """Hands out tensors that share no memory with each other or with tensors given before.
 
     Gradients are changed in place (accumulation, clipping, unscaling), so two of them must never be one memory.

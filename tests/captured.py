@@ -115,3 +115,13 @@ def assert_same_step(one: Step, other: Step, rtol: float = 1e-4, atol: float = 1
     assert one.buffers.keys() == other.buffers.keys()
     for name, buffer in one.buffers.items():
         torch.testing.assert_close(buffer, other.buffers[name], rtol=rtol, atol=atol)
+
+
+def values_of(program: Program, model: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor]:
+    """Return the value of every placeholder but the tangents: the model's state, and the inputs."""
+    state, leaves = state_of(model), pytree.tree_leaves((tuple(args), kwargs))
+    return {
+        role.node: leaves[role.index] if role.kind == "input" else state[role.name].detach()
+        for role in program.inputs
+        if role.kind != "tangent"
+    }

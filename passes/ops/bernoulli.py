@@ -25,9 +25,10 @@ def _fake(
     return torch.empty(length, dtype=dtype, device=device)
 
 
-def _kernel(
+def kernel(
     shape: Sequence[int], p: float, dtype: torch.dtype, device: torch.device, offset: list[int], length: list[int]
 ) -> Tensor:
+    """Draw the whole mask and return its piece."""
     whole = torch.empty(shape, dtype=dtype, device=device)
     if whole.device.type == "cuda" and 0.0 < p < 1.0 and whole.numel() > 0:
         # Eager dropout is one fused kernel there, with its own way of counting through the generator's stream.
@@ -39,4 +40,4 @@ def _kernel(
 
 
 torch.library.register_fake("autopar::bernoulli", _fake, lib=LIBRARY)
-torch.library.impl("autopar::bernoulli", "default", _kernel, lib=LIBRARY)
+torch.library.impl("autopar::bernoulli", "default", kernel, lib=LIBRARY)

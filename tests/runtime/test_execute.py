@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from autopar.errors import InputError
-from autopar.runtime.execute import _Owned, require_unchanged
+from autopar.runtime.execute import Owned, require_unchanged
 
 
 def test_gradients_own_their_memory() -> None:
     """A gradient that shares memory with another, with a saved tensor, or is expanded, is copied."""
     saved, gradient = torch.ones(2, 2), torch.ones(2, 2)
-    own = _Owned([saved])
+    own = Owned([saved])
     assert own.take(gradient) is gradient
     for shared in (gradient, gradient.view(4), saved, torch.ones(1).expand(3), torch.ones(2, 3).t()):
         copy = own.take(shared)
