@@ -88,7 +88,18 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 class MemoryTable(Struct, frozen=True, kw_only=True):
-    """Predicted bytes on the fullest rank; ``total_bytes`` is what the budget bounds."""
+    """Predicted bytes on the fullest rank.
+
+    Attributes:
+        parameters_bytes, gradients_bytes, optimizer_bytes, buffers_bytes, saved_bytes: kept, each at its most.
+        total_bytes: their sum, which the budget bounds. They are never all there at once.
+        inputs_bytes: of inputs and outputs, at the highest moment of the lowered program.
+        temporaries_bytes: of everything that no other row counts, gathered copies among it, at that moment.
+        gather_bytes: of the largest single gather, at any time.
+        peak_bytes: everything that is alive at the highest moment; 0 where the plan was not lowered. The budget bounds
+            it as well.
+        peak_at: the node of the lowered program that runs then.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
@@ -96,6 +107,11 @@ class MemoryTable(Struct, frozen=True, kw_only=True):
     buffers_bytes: int
     saved_bytes: int
     total_bytes: int
+    inputs_bytes: int = 0
+    temporaries_bytes: int = 0
+    gather_bytes: int = 0
+    peak_bytes: int = 0
+    peak_at: str = ""
 
 
 class SolverReport(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from .cost.fusion import mark_traffic
 from .emit_plan import emit_plan
 from .fold import fold, no_fold
 from .name_roles import name_roles
+from .predict_memory import predict_memory
 from .program import Program
 from .solve.decide import decide
 from .solve.layout_graph import Prices
@@ -47,4 +48,5 @@ def make_plan(
         mark_traffic(program, repeated.class_of)
     folding = repeated if folded else no_fold(program)
     problem = build_problem(program, prices, options, folding, constraints=constraints, drop_dominated=reduced)
-    return emit_plan(program, mesh, options, decide(problem, dominate=reduced), roles=roles)
+    plan = emit_plan(program, mesh, options, decide(problem, dominate=reduced), roles=roles)
+    return predict_memory(program, plan)

@@ -53,6 +53,7 @@ def _totals(before: PlanRecord, after: PlanRecord) -> str:
         ("memory: buffers", lambda plan: plan.memory.buffers_bytes, _bytes),
         ("memory: saved", lambda plan: plan.memory.saved_bytes, _bytes),
         ("memory: total", lambda plan: plan.memory.total_bytes, _bytes),
+        ("memory: alive at once", lambda plan: plan.memory.peak_bytes, _bytes),
     )
     for what, amount, show in amounts:
         first, second = amount(before), amount(after)

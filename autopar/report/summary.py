@@ -83,6 +83,10 @@ def memory_text(plan: PlanRecord) -> str:
     budget = plan.options.memory
     if budget is not None:
         rows.append(("budget", format_bytes(budget), f"{format_share(memory.total_bytes, budget)} used"))
+    if memory.peak_bytes:
+        rows.append((f"alive at once, at most (at {memory.peak_at})", format_bytes(memory.peak_bytes), ""))
+        rows.append(("  temporaries among it", format_bytes(memory.temporaries_bytes), ""))
+        rows.append(("largest gather", format_bytes(memory.gather_bytes), ""))
     return table(("part", "bytes", "share"), rows, right=("bytes", "share"))
 
 
