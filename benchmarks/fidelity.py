@@ -22,10 +22,19 @@ if __package__ in (None, ""):
 
 from autopar.errors import AutoparError
 from benchmarks.predict_run import predict
-from benchmarks.published_runs import Run, SkippedError, read_run
+from benchmarks.published_runs import Run, read_run
+from benchmarks.run_rules import SkippedError
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.json.gz"
-FITTED = ("dgxc-benchmarking", "dlperf-gpt-v100", "llm-foundry-hist", "megatron-readme-2020")
+FITTED = (
+    "dgxc-benchmarking",
+    "dlperf-gpt-v100",
+    "llm-foundry-hist",
+    "megatron-bridge-perf",
+    "megatron-readme-2020",
+    "megatron-sc21-t2",
+    "torchtitan-202412",
+)
 """Sources that constants were fitted on; the others judge them."""
 
 FEWEST = 5
@@ -33,11 +42,13 @@ FEWEST = 5
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, gzipped or not; an object may hold them under ``rows``."""
+    """Return the rows of a file, gzipped or not; an object may hold them under ``rows``; what is no row is empty."""
     raw = path.read_bytes()
     content = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    rows = content["rows"] if isinstance(content, dict) else content
-    return [row for row in rows if isinstance(row, dict)]
+    rows = content.get("rows") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise SystemExit(f"{path} holds no list of rows: write one, or an object with it under 'rows'")
+    return [row if isinstance(row, dict) else {} for row in rows]
 
 
 def ranks(values: list[float]) -> list[float]:
@@ -91,7 +102,7 @@ def summarise(source: str, given: int, pairs: list[tuple[float, float]], skipped
 
 def order_of(run: Run) -> tuple[Any, ...]:
     """Return the key that brings runs of one captured program together."""
-    return (repr(run.model), run.micro_batch, run.dtype, run.device, run.tp)
+    return (repr(run.model), run.micro_batch, run.dtype, run.device, run.tp, run.narrow)
 
 
 def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -104,15 +115,15 @@ def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
             runs.append(read_run(row))
         except SkippedError as reason:
             skipped[str(row.get("source_id"))][str(reason)] += 1
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError):
             skipped[str(row.get("source_id"))]["a figure is missing or of the wrong type"] += 1
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     detail = []
     for run in sorted(runs, key=order_of):
         try:
             found = predict(run)
-        except AutoparError as error:
-            skipped[run.source][f"the split can't be forced: {type(error).__name__}"] += 1
+        except (AutoparError, RuntimeError, ValueError, ArithmeticError) as error:
+            skipped[run.source][f"can't be captured or split as it says: {type(error).__name__}"] += 1
             continue
         pairs[run.source].append((found["seconds"], run.seconds))
         detail.append({"id": run.row_id, "source_id": run.source, "measured": run.seconds, **found})

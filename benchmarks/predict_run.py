@@ -3,185 +3,163 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from functools import lru_cache
-from typing import Any
 
-import torch
-
-from autopar.mesh import Mesh
-from autopar.passes.annotate import annotate
-from autopar.passes.capture import capture
-from autopar.passes.cost.collectives import all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
-from autopar.passes.cost.compute import ATTENTION_SHARE, is_view
+from autopar.passes.cost.collectives import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    reduce_scatter_seconds,
+    send_seconds,
+)
+from autopar.passes.cost.compute import ATTENTION_SHARE
 from autopar.passes.cost.devices import Device, Link, axis_links, device, link
-from autopar.passes.cost.fusion import ALONE, mark_traffic
-from autopar.passes.enumerate_strategies import StrategyTable, choice_names
-from autopar.passes.fold import fold
-from autopar.passes.pipeline import make_plan
-from autopar.passes.program import Program
-from autopar.passes.solve.layout_graph import Prices
-from autopar.plans import Options
-from benchmarks.models.transformer import TransformerConfig, build
+from benchmarks.layer_times import Half, Part, parts_of
 from benchmarks.published_runs import Run
-
-MEGATRON: dict[str, str] = {
-    "layers.*.attention.q_proj": "column",
-    "layers.*.attention.k_proj": "column",
-    "layers.*.attention.v_proj": "column",
-    "layers.*.attention.o_proj": "row",
-    "layers.*.mlp.up_proj": "column",
-    "layers.*.mlp.down_proj": "row",
-}
-"""Constraints that force Megatron's split of a layer; the solver fills in the rest."""
-
-GATE = {"layers.*.mlp.gate_proj": "column"}
-ADAM_BYTES = 30.0
-"""Bytes moved for one element of a rank's share: moments, master copy and gradient read, all but the last written."""
-
-ACCUMULATE_BYTES = 10.0
-"""Bytes moved to add one element of a gradient to the float32 sum."""
-
-SCORE_BYTES = (11.0, 17.0)
-"""Bytes moved for one attention score in the forward and in the backward when it passes through memory: product,
-scale and mask, softmax, dropout, product."""
-
-ATTENTION_SHARES = {"unfused": 0.6, "first": 0.3, "second": 0.7, "ported": 0.28, "tuned": 0.85}
-"""The part of the achievable rate that attention reaches, by the kernels of a run's time."""
+from benchmarks.run_constants import CONSTANTS, Constants
 
 RACKS = ("gb200", "gb300")
 """Devices whose fast links join several hosts."""
 
-SUSTAINED = 0.9
-"""The part of the rate of single products that a whole step sustains."""
-
-EAGER_STREAMS = 1.5
-"""Memory traffic of frameworks that run op by op, in that of the captured graph."""
-
-MIXED_STREAMS = 1.5
-"""Memory traffic under autocast, in that of 16 bits throughout: norms and the loss in float32, casts of weights."""
-
-HOST_S = 8e-6
-"""What the host needs to launch an op without a graph."""
-
-CONTENTION = 0.2
-"""The part of a hidden transfer's time by which it slows the compute that hides it: it takes units and bandwidth."""
-
-HIDE_SHARE = 0.85
-"""The part of the backward behind which gradients can hide: the first bucket must be full."""
+CUBE_MESH = {"nvlink2": ((2, "nvlink2_pair"), (4, "nvlink2_quad"))}
+"""Links inside a node without a switch -> those that few ranks have among themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Half:
-    """Seconds of the forward or the backward of one micro-batch: products, attention, the rest, collectives.
+class Times:
+    """Seconds of one micro-batch through one layer, or through all that is outside of layers.
 
-    ``launches`` counts kernels.
+    Attributes:
+        work: what computes, by kind: ``products``, ``attention``, ``streams``, ``loss``.
+        moves: tensor- and context-parallel transfers that nothing hides.
+        launches: number of kernels.
     """
 
-    products: float
-    attention: float
-    streams: float
+    work: dict[str, float]
     moves: float
     launches: float
 
     @property
     def seconds(self) -> float:
-        """All of it."""
-        return self.products + self.attention + self.streams + self.moves
+        """All of it, as if the host were never late."""
+        return sum(self.work.values()) + self.moves
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One layer, or all that is outside of layers, and its parameters on a rank."""
+def predict(run: Run, constants: Constants = CONSTANTS) -> dict[str, float]:
+    """Return the predicted seconds of a step, with what they are made of."""
+    profile = device(run.device)
+    layer, rest = parts_of(
+        run.model,
+        run.micro_batch,
+        run.dtype,
+        run.device,
+        run.tp,
+        run.fused_kernels,
+        tensor_link(run),
+        run.narrow,
+    )
+    forward, backward = stage_seconds(run, constants, layer, rest)
+    bubble = (run.pp - 1) / run.chunks * (forward + backward)
+    compute = run.steps * (forward + backward) + bubble
+    sends = _send_seconds(run, profile) * constants.send_exposed
+    exposed, hidden = _data_seconds(run, constants, layer, rest, forward, backward)
+    update = _update_seconds(run, constants, _stage_parameters(run, layer, rest), profile)
+    total = compute + sends + exposed + constants.contention * hidden + update
+    return {
+        "seconds": total,
+        "compute": compute,
+        "bubble": bubble,
+        "exposed": exposed + sends,
+        "hidden": hidden,
+        "update": update,
+    }
 
-    forward: Half
-    backward: Half
-    parameters: float
+
+def stage_seconds(run: Run, constants: Constants, layer: Part, rest: Part) -> tuple[float, float]:
+    """Return the seconds of a micro-batch's forward and backward through the fullest stage."""
+    count = -(-run.layers // run.pp)
+    halves = []
+    for is_backward in (False, True):
+        inside, outside = (times_of(run, constants, part, is_backward) for part in (layer, rest))
+        seconds = inside.seconds * count + outside.seconds
+        launched = constants.host_s * (inside.launches * count + outside.launches)
+        halves.append(max(seconds, launched))
+    forward, backward = halves
+    return forward, backward + count * _recomputed(run, times_of(run, constants, layer, False))
 
 
-@lru_cache(maxsize=4)
-def captured(config: TransformerConfig, batch: int, dtype: str) -> tuple[Program, dict[str, str]]:
-    """Return the annotated program of two layers, and which of its ops are alike."""
-    floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-    model, args = build(config, batch, floats.get(dtype, torch.float32))
-    program = annotate(capture(model, args, {}))
-    return program, fold(program).class_of
+def _recomputed(run: Run, forward: Times) -> float:
+    """Return the seconds that a layer's backward computes again."""
+    work = forward.work
+    return {
+        "none": 0.0,
+        "attention": work["attention"],
+        "streams": work["streams"],
+        "ops": work["streams"] + work["products"] / 2,
+        "half": forward.seconds / 2,
+        "full": forward.seconds,
+    }[run.recompute]
 
 
-@lru_cache(maxsize=4096)
-def parts_of(
-    config: TransformerConfig, batch: int, dtype: str, name: str, tp: int, fused: bool, links: tuple[str, ...] = ()
-) -> tuple[Part, Part]:
-    """Return one layer and the rest, on each of ``tp`` devices; ``fused`` as ``Run.fused_kernels``.
+def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> Times:
+    """Return a half of a part as the software of the run computes it."""
+    half, profile = (part.backward if is_backward else part.forward), device(run.device)
+    sustained = constants.sustained[run.generation]
+    streams = half.streams * _traffic(run, constants)
+    products = half.products / sustained
+    if half.narrow:
+        products = (half.products - half.wide + half.narrow / constants.narrow) / sustained
+        streams += constants.cast_times * half.casts
+    attention, scores = _attention_seconds(run, constants, half, is_backward)
+    work = {
+        "products": products,
+        "attention": attention / sustained,
+        "streams": streams + scores / profile.stream_bytes_per_s,
+        "loss": _loss_seconds(run, constants, half, is_backward),
+    }
+    hidden = constants.tensor_hidden if run.overlaps_tensors else 0.0
+    return Times(work, half.moves * (1.0 - hidden) + _ring_seconds(run, half, attention, is_backward), half.launches)
 
-    ``links`` is needed where they lie in several nodes.
+
+def _traffic(run: Run, constants: Constants) -> float:
+    times = 1.0 if run.fused_kernels else constants.eager if run.lean else constants.eager_old
+    return times * (constants.autocast if run.mixed and not run.lean else 1.0)
+
+
+def _loss_seconds(run: Run, constants: Constants, half: Half, is_backward: bool) -> float:
+    """Return the seconds of the loss: as captured and fused, or by the bytes that an op-by-op framework moves."""
+    if run.fused_kernels or not half.loss:
+        return half.loss
+    model = run.model
+    logits = run.micro_batch * model.sequence * model.vocab / run.tp * (1.0 if model.causal else 5 / 32)
+    num_bytes = constants.loss_bytes[1 if run.lean else 0] * (0.4 if is_backward else 0.6)
+    return logits * num_bytes / device(run.device).stream_bytes_per_s
+
+
+def _attention_seconds(run: Run, constants: Constants, half: Half, is_backward: bool) -> tuple[float, float]:
+    """Return the seconds of attention's products and the bytes of scores that pass through memory.
+
+    Unfused, scores and their softmax pass through memory, and a causal one computes the masked half too. A rank of a
+    context-parallel group reads the keys of all others.
     """
-    program, classes = captured(config, batch, dtype)
-    mesh = Mesh((tp,), ("model",), name, links or (device(name).link_inside,))
-    prices = dataclasses.replace(Prices.of(mesh), device=computing(name, dtype))
-    table = StrategyTable(prices)
-    choices: dict[str, tuple[str, ...]] = {}
-    moves: dict[tuple[bool, str], float] = defaultdict(float)
-    layouts: dict[str, str] = {}
-    if tp > 1:
-        constraints = {**MEGATRON, **(GATE if config.gated else {})}
-        plan = make_plan(program, mesh, Options(constraints=constraints, optimizer="adamw"))
-        choices, layouts = plan.choices, plan.parameters
-        nodes = program.nodes()
-        for row in plan.collectives:
-            moves[_in_layer(nodes[row.tensor].meta.get("module", "")), row.phase] += row.seconds
-    mark_traffic(program, classes)
-    if not fused:
-        for node in program.ops():
-            del node.meta["traffic"]
-    seconds: dict[tuple[bool, str, str], float] = defaultdict(float)
-    for node in program.ops():
-        strategies = table.strategies(node)
-        at = 0
-        if tp > 1:
-            names = [choice_names(node.meta["rule"], row) for row in strategies.choices]
-            at = names.index(choices[node.name])
-        inside = _in_layer(node.meta.get("module", ""))
-        seconds[inside, node.meta["phase"], _kind(node.target)] += float(strategies.seconds[at])
-        launches = 0.0 if is_view(node.target) else node.meta.get("traffic", ALONE).launches
-        seconds[inside, node.meta["phase"], "launches"] += launches
-    sizes: dict[bool, float] = defaultdict(float)
-    for role in program.inputs:
-        if role.kind == "parameter":
-            numel = program.nodes()[role.node].meta["val"].numel()
-            sizes[role.name.startswith("layers.")] += numel / (tp if "S" in layouts.get(role.name, "R") else 1)
-    out = []
-    for inside, count in ((True, 2), (False, 1)):
-        halves = [
-            Half(
-                *(seconds[inside, phase, kind] / count for kind in ("products", "attention", "streams")),
-                moves[inside, phase] / count,
-                seconds[inside, phase, "launches"] / count,
-            )
-            for phase in ("forward", "backward")
-        ]
-        out.append(Part(halves[0], halves[1], sizes[inside] / count))
-    return out[0], out[1]
+    if not half.attention:
+        return 0.0, 0.0
+    model = run.model
+    if run.attention == "unfused":
+        times = ATTENTION_SHARE / constants.attention["unfused", "", False] * (2.0 if model.causal else 1.0)
+        scores = run.micro_batch * (model.heads / run.tp) * float(model.sequence) ** 2 * run.cp
+        return half.attention * times * run.cp, scores * constants.score_bytes[is_backward]
+    share = constants.attention_share(run.attention, run.generation, model.channels > 64)
+    return half.attention * ATTENTION_SHARE / share * run.cp, 0.0
 
 
-def _kind(target: Any) -> str:
-    if target is torch.ops.autopar.contract.default:
-        return "products"
-    attention = (torch.ops.autopar.attention.default, torch.ops.autopar.attention_backward.default)
-    return "attention" if target in attention else "streams"
-
-
-def _in_layer(module: str) -> bool:
-    return module.startswith("layers.")
-
-
-def computing(name: str, dtype: str) -> Device:
-    """Return the device that computes in ``dtype``: products of float32 in TF32 where that is what a run says."""
-    profile = device(name)
-    if dtype != "tfloat32" or "tfloat32" not in profile.peak_flops:
-        return profile
-    peaks = {**profile.peak_flops, "float32": profile.peak_flops["tfloat32"]}
-    return dataclasses.replace(profile, peak_flops=peaks)
+def _ring_seconds(run: Run, half: Half, attention: float, is_backward: bool) -> float:
+    """Return what attention does not hide of keys and values that travel around a context-parallel ring."""
+    if run.cp == 1 or not half.attention:
+        return 0.0
+    model, profile = run.model, device(run.device)
+    piece = 4.0 * run.micro_batch * model.sequence * model.kv_heads * model.channels / run.tp
+    at = link(axis_links((run.cp, run.tp), node_size(run), inside_link(run, run.cp), network(run))[0])
+    passes = (run.cp - 1) * (2 if is_backward else 1)
+    return max(0.0, passes * float(send_seconds(piece, at, profile)) - attention)
 
 
 def node_size(run: Run) -> int:
@@ -189,9 +167,14 @@ def node_size(run: Run) -> int:
     return max(run.devices_per_node, device(run.device).devices_per_node if run.device in RACKS else 0)
 
 
-def model_links(run: Run) -> tuple[str, ...]:
-    """Return the link of a tensor-parallel axis over several nodes, by the speed that the run states."""
-    return axis_links((run.tp,), node_size(run), device(run.device).link_inside, network(run))
+def inside_link(run: Run, ranks: int) -> str:
+    """Return the link inside a node between so many ranks: without a switch, few have a part of the cables."""
+    name = device(run.device).link_inside
+    if not run.switched:
+        for most, found in CUBE_MESH.get(name, ()):
+            if ranks <= most:
+                return found
+    return name
 
 
 def network(run: Run) -> str:
@@ -205,103 +188,72 @@ def network(run: Run) -> str:
     return f"infiniband_{max([100, *(speed for speed in (200, 400, 800) if speed <= 1.5 * port)])}"
 
 
+def tensor_link(run: Run) -> str:
+    """Return the name of the link of the tensor-parallel axis."""
+    return axis_links((run.tp,), node_size(run), inside_link(run, run.tp), network(run))[0]
+
+
 def data_link(run: Run) -> Link:
-    """Return the link of the data axis: ranks of one tensor-parallel group are neighbours in a node."""
-    profile = device(run.device)
-    per_node = node_size(run)
-    found = link(axis_links((run.dp, run.tp), per_node, profile.link_inside, network(run))[0])
-    if run.network_bits_per_s <= 100e9 or run.num_devices <= per_node:
+    """Return the link of the data axis: stages lie farthest apart, ranks of a tensor-parallel group side by side."""
+    ranks, per_node = run.dp * run.cp, node_size(run)
+    found = link(axis_links((ranks, run.tp), per_node, inside_link(run, ranks), network(run))[0])
+    if run.early_gathers and found.inner is not None:
+        return dataclasses.replace(found, bytes_per_s=found.bytes_per_s / found.ranks_inside)
+    if run.network_bits_per_s <= 100e9 or ranks * run.tp <= per_node:
         return found
     port = run.network_bits_per_s / 8 * 0.92 / per_node
     return dataclasses.replace(found, bytes_per_s=port * found.ranks_inside, shared=False)
 
 
-def predict(run: Run) -> dict[str, float]:
-    """Return the predicted seconds of a step, with what they are made of."""
-    profile = device(run.device)
-    key = (run.model, run.micro_batch, run.dtype, run.device, run.tp, run.fused_kernels)
-    spans = run.tp > node_size(run)
-    layer, rest = parts_of(*key, model_links(run)) if spans else parts_of(*key)
-    layer, rest = (_as_run(run, part) for part in (_attending(run, layer, profile), rest))
-    forward, backward = (
-        max(
-            sum(half.seconds * count for half, count in halves),
-            HOST_S * sum(half.launches * count for half, count in halves),
-        )
-        for halves in (
-            [(layer.forward, run.layers), (rest.forward, 1)],
-            [(layer.backward, run.layers), (rest.backward, 1)],
-        )
-    )
-    if run.recompute == "full":
-        backward += run.layers * layer.forward.seconds
-    elif run.recompute == "attention":
-        backward += run.layers * layer.forward.attention
-    elif run.recompute == "ops":
-        backward += run.layers * (layer.forward.streams + layer.forward.products / 2)
-    moves = _data_moves(run, layer, rest, profile)
-    hidden_forward = min(moves["gathers"], forward) if run.overlaps else 0.0
-    compute = run.steps * (forward + backward)
-    exposed, hidden = 0.0, 0.0
-    if run.zero == 3:
-        for work, move in ((forward, moves["gathers"]), (backward, moves["gathers"] + moves["reductions"])):
-            hidden += run.steps * min(move, work)
-            exposed += run.steps * max(0.0, move - work)
-    elif run.dp > 1:
-        covered = HIDE_SHARE * backward if run.overlaps else 0.0
-        exposed += max(0.0, moves["reductions"] - covered)
-        hidden += min(moves["reductions"], covered)
-        exposed += max(0.0, moves["gathers"] - hidden_forward)
-        hidden += hidden_forward
-    parameters = run.layers * layer.parameters + rest.parameters
-    share = parameters / (run.dp if run.zero else 1)
-    update = ADAM_BYTES * share / profile.stream_bytes_per_s
-    if run.steps > 1 or run.zero < 3:
-        update += run.steps * ACCUMULATE_BYTES * parameters / profile.stream_bytes_per_s
-    total = compute + exposed + CONTENTION * hidden + update
-    return {"seconds": total, "compute": compute, "exposed": exposed, "hidden": hidden, "update": update}
+def _stage_parameters(run: Run, layer: Part, rest: Part) -> float:
+    return -(-run.layers // run.pp) * layer.parameters + rest.parameters
 
 
-def _attending(run: Run, layer: Part, profile: Device) -> Part:
-    """Return the layer with the attention kernels of the run.
-
-    Unfused, scores and their softmax pass through memory, and a causal one computes the masked half too.
-    """
+def _send_seconds(run: Run, profile: Device) -> float:
+    """Return the seconds of a step's transfers between stages: every chunk's result and its gradient."""
+    if run.pp == 1:
+        return 0.0
     model = run.model
-    times, score_bytes = ATTENTION_SHARE / ATTENTION_SHARES[run.attention], (0.0, 0.0)
-    if run.attention == "unfused":
-        times *= 2.0 if model.causal else 1.0
-        score_bytes = SCORE_BYTES
-    scores = run.micro_batch * (model.heads / run.tp) * float(model.sequence) ** 2
-    halves = []
-    for half, num_bytes in zip((layer.forward, layer.backward), score_bytes, strict=True):
-        streams = half.streams + scores * num_bytes / profile.stream_bytes_per_s
-        halves.append(dataclasses.replace(half, attention=half.attention * times, streams=streams))
-    return Part(halves[0], halves[1], layer.parameters)
+    num_bytes = 2.0 * run.micro_batch * model.sequence * model.hidden / run.tp
+    inside = run.tp * run.cp * run.dp * run.pp <= node_size(run)
+    at = link(inside_link(run, 2) if inside else network(run))
+    return 2.0 * (run.steps * run.chunks + run.pp - 1) * float(send_seconds(num_bytes, at, profile))
 
 
-def _as_run(run: Run, part: Part) -> Part:
-    """Return a part as the software of the run computes it."""
-    times = (MIXED_STREAMS if run.mixed else 1.0) * (1.0 if run.fused_kernels else EAGER_STREAMS)
-    halves = (
-        dataclasses.replace(
-            half, products=half.products / SUSTAINED, attention=half.attention / SUSTAINED, streams=half.streams * times
-        )
-        for half in (part.forward, part.backward)
-    )
-    return Part(*halves, part.parameters)
+def _data_seconds(
+    run: Run, constants: Constants, layer: Part, rest: Part, forward: float, backward: float
+) -> tuple[float, float]:
+    """Return the exposed and the hidden seconds of what travels over the data axis in a step."""
+    if run.dp * run.cp == 1:
+        return 0.0, 0.0
+    gathers, reductions = _data_moves(run, constants, layer, rest)
+    if run.zero == 3:
+        pairs = [(forward, gathers), (backward, gathers + reductions)]
+        exposed = run.steps * sum(max(0.0, move - work) for work, move in pairs)
+        return exposed, run.steps * sum(min(move, work) for work, move in pairs)
+    behind = constants.hide_share * backward if run.overlaps else 0.0
+    ahead = forward if run.overlaps else 0.0
+    pairs = [(behind, reductions), (ahead, gathers)]
+    return sum(max(0.0, move - work) for work, move in pairs), sum(min(move, work) for work, move in pairs)
 
 
-def _data_moves(run: Run, layer: Part, rest: Part, profile: Device) -> dict[str, float]:
+def _data_moves(run: Run, constants: Constants, layer: Part, rest: Part) -> tuple[float, float]:
     """Return the seconds of gathering all parameters once and of reducing all gradients once over the data axis."""
-    if run.dp == 1:
-        return {"gathers": 0.0, "reductions": 0.0}
-    at = data_link(run)
-    pieces = [layer.parameters] * run.layers + [rest.parameters]
-    reduced: Any = 2.0 if run.dtype in ("float16", "bfloat16") else 4.0
+    at, profile, ranks = data_link(run), device(run.device), run.dp * run.cp
+    pieces = [layer.parameters] * -(-run.layers // run.pp) + [rest.parameters]
     if run.zero == 0:
-        return {"gathers": 0.0, "reductions": sum(all_reduce_seconds(run.dp, p * reduced, at, profile) for p in pieces)}
-    return {
-        "gathers": sum(all_gather_seconds(run.dp, p * 2.0 / run.dp, 0, at, profile) for p in pieces),
-        "reductions": sum(reduce_scatter_seconds(run.dp, p * reduced, 0, at, profile) for p in pieces),
-    }
+        return 0.0, sum(float(all_reduce_seconds(ranks, p * run.reduced_bytes, at, profile)) for p in pieces)
+    gathers = sum(float(all_gather_seconds(ranks, p * 2.0 / ranks, 0, at, profile)) for p in pieces)
+    reductions = sum(float(reduce_scatter_seconds(ranks, p * run.reduced_bytes, 0, at, profile)) for p in pieces)
+    if run.early_gathers and run.zero == 3:
+        return gathers / constants.early_gather, reductions / constants.early_gather
+    return gathers, reductions
+
+
+def _update_seconds(run: Run, constants: Constants, parameters: float, profile: Device) -> float:
+    """Return the seconds of the optimizer and of accumulating gradients."""
+    share = parameters / (run.dp * run.cp if run.zero else 1)
+    update = constants.adam_bytes * share
+    if run.steps > 1 or run.zero < 3:
+        update += run.steps * constants.accumulate_bytes * parameters
+    return update / profile.stream_bytes_per_s

@@ -40,7 +40,10 @@ def test_what_a_prediction_is_made_of(run):
     assert found["compute"] + found["exposed"] + found["update"] <= found["seconds"] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("change", [{"recompute": "full"}, {"overlaps": False}, {"steps": 4}, {"attention": "unfused"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"recompute": "full"}, {"overlaps": False}, {"steps": 4}, {"reduced_bytes": 4.0}, {"attention": "unfused"}],
+)
 def test_what_must_cost_more(run, change):
     """Recomputing, waiting, more micro-batches and scores in memory cost more."""
     assert predict(replace(run, **change))["seconds"] >= predict(run)["seconds"]
@@ -54,12 +57,16 @@ def test_layers_count(run):
 
 def test_tables_by_source():
     """One row a source and one for all; rows left out are counted under their rule."""
-    rows = [{**SMALL, "tp": 1}, {**SMALL, "tp": 1, "tokens_per_s": 9e4}, {**SMALL, "pp": 2, "source_id": "elsewhere"}]
+    rows = [
+        {**SMALL, "tp": 1},
+        {**SMALL, "tp": 1, "tokens_per_s": 9e4},
+        {**SMALL, "n_experts": 2, "source_id": "elsewhere"},
+    ]
     rows.append({**SMALL, "gbs": "many", "source_id": "elsewhere"})
     table, detail = compare(rows)
     assert [row["source_id"] for row in table] == ["elsewhere", "somewhere", "all"]
     assert [row["rows_used"] for row in table] == [0, 2, 2]
-    assert table[-1]["skipped"] == {"needs pipeline stages": 1, "a figure is missing or of the wrong type": 1}
+    assert table[-1]["skipped"] == {"a figure is no positive number": 1, "mixture of experts": 1}
     assert table[0]["mape"] is None
     assert len(detail) == 2
 
@@ -67,7 +74,7 @@ def test_tables_by_source():
 def test_the_script_writes_its_table(tmp_path):
     """A file of published rows in, a table out."""
     runs, out = tmp_path / "runs.json", tmp_path / "out.json"
-    runs.write_text(json.dumps([{**SMALL, "pp": 2}]))
+    runs.write_text(json.dumps([{**SMALL, "n_experts": 2}]))
     command = [sys.executable, str(ROOT / "benchmarks" / "fidelity.py"), "--runs", str(runs), "--json", str(out)]
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     (_, whole) = json.loads(out.read_text())["rows"]
@@ -81,3 +88,35 @@ def test_published_rows_are_there():
     assert len(rows) == 3195
     assert all(row["source_id"] and row["source_url"] for row in rows)
     assert gzip.decompress(DATA.read_bytes())
+
+
+def test_stages_cost_a_bubble(run):
+    """Stages with few micro-batches wait; chunks of a stage shorten that."""
+    many = replace(run, layers=16, steps=4)
+    one = predict(many)
+    four = predict(replace(many, pp=4, num_devices=run.num_devices * 4))
+    chunked = predict(replace(many, pp=4, num_devices=run.num_devices * 4, chunks=2))
+    assert one["bubble"] == 0.0
+    assert four["bubble"] == pytest.approx(3 / 4 * (four["compute"] - four["bubble"]))
+    assert chunked["bubble"] == pytest.approx(four["bubble"] / 2)
+    assert one["seconds"] / 4 < four["seconds"] < one["seconds"] * 1.1
+
+
+def test_context_ranks_share_a_sequence(run):
+    """Half the tokens of all keys: each of two context-parallel ranks takes more than half as long, less than whole."""
+    half = replace(run.model, sequence=run.model.sequence // 2)
+    split = predict(replace(run, model=half, cp=2, num_devices=run.num_devices * 2))
+    assert predict(replace(run, model=half))["compute"] < split["compute"] < predict(run)["compute"] * 1.2
+
+
+def test_a_file_of_anything(tmp_path):
+    """Rows of odd types are counted under a rule and break nothing; a file without rows is refused in words."""
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"rows": [3, None, [], {"source_id": 7}, {**SMALL, "n_gpus": "8"}]}))
+    table, detail = compare(read_rows(path))
+    assert table[-1]["rows_given"] == 5
+    assert sum(table[-1]["skipped"].values()) == 5
+    assert detail == []
+    path.write_text("{}")
+    with pytest.raises(SystemExit, match="holds no list of rows"):
+        read_rows(path)

@@ -1,0 +1,85 @@
+"""The constants of the predictions of published runs: one set for all rows. Where each is from: ``docs/costs.md``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+def _shares() -> dict[tuple[str, str, bool], float]:
+    return {
+        ("unfused", "", False): 0.59,
+        ("first", "ampere", False): 0.39,
+        ("first", "ampere", True): 0.34,
+        ("first", "hopper", False): 0.21,
+        ("first", "hopper", True): 0.24,
+        ("second", "ampere", False): 0.62,
+        ("second", "ampere", True): 0.7,
+        ("second", "hopper", False): 0.4,
+        ("second", "hopper", True): 0.33,
+        ("second", "cdna", False): 0.4,
+        ("second", "cdna", True): 0.45,
+        ("tuned", "hopper", False): 0.7,
+        ("tuned", "hopper", True): 0.85,
+        ("second", "blackwell", False): 0.3,
+        ("second", "blackwell", True): 0.4,
+        ("tuned", "blackwell", False): 0.6,
+        ("tuned", "blackwell", True): 0.64,
+    }
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the arithmetic of ``passes.cost`` does not know of a whole training step and of its software.
+
+    Attributes:
+        sustained: part of the speed of single kernels that a step sustains, by generation of the device: power and
+            heat lower the clock.
+        attention: part of the achievable rate of matrix products that attention reaches, by kernel, generation of the
+            device and whether heads have more than 64 channels.
+        eager: memory traffic of frameworks that run op by op, in that of the captured graph.
+        autocast: memory traffic under autocast in that of 16 bits, while norms and casts run in float32.
+        loss_bytes: moved for each logit by a loss of single kernels and by one that runs as one kernel.
+        score_bytes: moved for each attention score that passes through memory, forward and backward: product, scale
+            and mask, softmax, dropout, product.
+        narrow: part of the rate of 16 bits, scaled by the peaks, that products of 8 or 4 bits reach.
+        cast_times: times that operands of such products are read, in 16 bits, to be cast and transposed.
+        adam_bytes: moved for each element of a rank's share: moments, master copy and gradient read, all but the last
+            written.
+        accumulate_bytes: moved to add an element of a gradient to the float32 sum.
+        host_s: what the host needs to launch an op without a graph.
+        contention: part of a hidden transfer's time by which it slows what hides it.
+        hide_share: part of the backward behind which gradients can hide: the first bucket must be full.
+        tensor_hidden: part of the tensor-parallel transfers that hides where a framework overlaps them.
+        early_gather: part of one network port that gathers of single tensors reach, without prefetch.
+        send_exposed: part of the transfers between stages that is not hidden.
+    """
+
+    sustained: dict[str, float] = field(
+        default_factory=lambda: {"volta": 0.95, "ampere": 0.9, "hopper": 0.91, "blackwell": 0.93, "cdna": 0.9}
+    )
+    attention: dict[tuple[str, str, bool], float] = field(default_factory=_shares)
+    eager: float = 1.5
+    eager_old: float = 2.2
+    autocast: float = 1.5
+    loss_bytes: tuple[float, float] = (84.0, 10.0)
+    score_bytes: tuple[float, float] = (11.0, 17.0)
+    narrow: float = 1.0
+    cast_times: float = 0.97
+    adam_bytes: float = 30.0
+    accumulate_bytes: float = 10.0
+    host_s: float = 8e-6
+    contention: float = 0.32
+    hide_share: float = 0.85
+    tensor_hidden: float = 0.78
+    early_gather: float = 0.75
+    send_exposed: float = 0.46
+
+    def attention_share(self, kernel: str, generation: str, wide: bool) -> float:
+        """Return the share of a kernel; one that nothing was measured of counts as FlashAttention-2 there."""
+        for key in ((kernel, generation, wide), ("second", generation, wide), ("second", "ampere", wide)):
+            if key in self.attention:
+                return self.attention[key]
+        return self.attention["unfused", "", False]
+
+
+CONSTANTS = Constants()

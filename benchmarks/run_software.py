@@ -1,0 +1,137 @@
+"""What a published row says of its software: kernels, precision, overlap. Facts and dates only, never a source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+FLASH_SINCE = "2022-09"
+"""Frameworks use fused attention from here on when a row does not say."""
+
+SECOND_FLASH_SINCE = "2024-01"
+"""Frameworks use FlashAttention-2 from here on: half a year after its release."""
+
+LEAN_SINCE = "2023-03"
+"""Since PyTorch 2.0, eager frameworks compute norms in 16 bits and the loss in one kernel."""
+
+TUNED = re.compile("megatron|nemo|bridge|transformer.?engine|jax|maxtext|pax|xla|mlperf")
+"""Frameworks that use cuDNN's attention on Hopper and later."""
+
+FUSING = re.compile("megatron|nemo|bridge|transformer.?engine|deepspeed|apex|alpa|xla|jax|oneflow|compile|mlperf")
+"""Frameworks with fused pointwise kernels, by hand or by a compiler; others run op by op unless a row says more."""
+
+COMPILED = re.compile("alpa|xla|jax|parax")
+"""Frameworks on XLA, which overlaps transfers since its latency-hiding scheduler of 2023, and by default recomputes."""
+
+TENSOR_OVERLAP = re.compile("nemo|bridge")
+"""Frameworks that overlap tensor-parallel transfers with products, since Transformer Engine 0.10 of July 2023."""
+
+NARROW = (("nvfp4|fp4", "float4_e2m1fn_x2"), ("fp8|float8|mxfp8", "float8_e4m3fn"))
+
+
+def date_of(row: Row) -> str:
+    """Return the date of a row as text that sorts; today where it says none."""
+    return str(row.get("date") or "9")
+
+
+def framework_of(row: Row) -> str:
+    """Return the framework in small letters."""
+    return str(row.get("framework") or "").lower()
+
+
+def attention_kernel(row: Row, generation: str) -> str:
+    """Return ``unfused``, or the generation of the fused kernel: ``first`` and ``second`` FlashAttention, ``tuned``."""
+    stated, date = row.get("flash_attn"), date_of(row)
+    fused = bool(stated) if stated is not None else date >= FLASH_SINCE and generation != "volta"
+    if not fused or generation == "volta":
+        return "unfused"
+    if generation != "ampere" and date >= "2024" and TUNED.search(framework_of(row)):
+        return "tuned"
+    return "second" if date >= SECOND_FLASH_SINCE else "first"
+
+
+def fused_kernels(row: Row) -> bool:
+    """Tell whether chains of pointwise ops run as one kernel. Megatron's own are of mid-2020."""
+    framework = framework_of(row)
+    if re.search(r"\beager\b", str(row.get("notes") or "").lower()):
+        return False
+    if row.get("compile") is not None and "megatron" not in framework:
+        return bool(row["compile"])
+    if "megatron" in framework and date_of(row) < "2020-06":
+        return False
+    return bool(FUSING.search(framework))
+
+
+def lean(row: Row) -> bool:
+    """Tell whether norms are computed in 16 bits and the loss in one kernel."""
+    return date_of(row) >= LEAN_SINCE
+
+
+def dtype_of(row: Row) -> str:
+    """Return the dtype of parameters and activations: 16 bits too where products are of 8 or 4."""
+    text = str(row.get("dtype") or "bf16").lower()
+    for word, dtype in (("bf16", "bfloat16"), ("fp16", "float16"), ("tf32", "tfloat32"), ("fp32", "float32")):
+        if word in text:
+            return dtype
+    return "bfloat16"
+
+
+def narrow_dtype(row: Row) -> str:
+    """Return the dtype of 8 or 4 bits that products inside layers are computed in, else an empty text."""
+    text = str(row.get("dtype") or "").lower()
+    for pattern, dtype in NARROW:
+        if re.search(pattern, text):
+            return dtype
+    return NARROW[1][1] if row.get("fp8") else ""
+
+
+def zero_stage(row: Row) -> int:
+    """Return 0 to 3."""
+    stage = row.get("zero_stage")
+    if stage is not None:
+        return min(3, max(0, int(stage)))
+    return 3 if row.get("fsdp") else 1 if row.get("distributed_optimizer") else 0
+
+
+def recomputation(row: Row) -> str:
+    """Return ``none``, ``attention``, ``streams`` (norms and activations), ``ops``, ``half`` or ``full``."""
+    text = str(row.get("recompute") or "").lower()
+    if not text:
+        return "full" if re.search("maxtext|pax", framework_of(row)) else "none"
+    if text.startswith("none") or text == "false":
+        return "none"
+    if text.startswith("full") or "policy=full" in text or text == "true":
+        return "full"
+    if re.search(r"every (2nd|second|other)", text):
+        return "half"
+    if re.search(r"\bop\b|op-level|per-op|sac|budget", text):
+        return "ops"
+    return "streams" if re.search("norm|act|mlp", text.replace("activation", "")) else "attention"
+
+
+def overlaps(row: Row) -> bool:
+    """Tell whether gradients travel during the backward: all but Megatron and XLA before June 2023."""
+    late = COMPILED.search(framework_of(row)) or ("megatron" in framework_of(row) and zero_stage(row) < 3)
+    return not (late and date_of(row) < "2023-06")
+
+
+def overlaps_tensors(row: Row) -> bool:
+    """Tell whether tensor-parallel transfers travel during products."""
+    stated = row.get("async_tp")
+    if stated is not None:
+        return bool(stated)
+    return bool(TENSOR_OVERLAP.search(framework_of(row))) and date_of(row) >= "2023-07"
+
+
+def early_gathers(row: Row) -> bool:
+    """Tell whether ZeRO-3 gathers tensor after tensor: DeepSpeed before its prefetching of August 2021."""
+    return "deepspeed" in framework_of(row) and date_of(row) < "2021-08"
+
+
+def reduced_bytes(row: Row, dtype: str) -> float:
+    """Return the bytes of an element of a gradient as it is reduced; Composer's default mode reduces in float32."""
+    wide = re.search(r"mp mode (default|full)", str(row.get("notes") or "").lower())
+    return 2.0 if dtype in ("float16", "bfloat16") and not wide else 4.0
