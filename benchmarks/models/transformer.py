@@ -19,6 +19,7 @@ class TransformerConfig:
         rms_norm: RMSNorm without biases anywhere; else LayerNorm with biases.
         rotary: rotary positions; else learned ones.
         tied: the head is the embedding.
+        dropout: on the embedding and behind each part of a layer.
     """
 
     layers: int
@@ -34,6 +35,7 @@ class TransformerConfig:
     rms_norm: bool = False
     rotary: bool = False
     tied: bool = True
+    dropout: float = 0.0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -109,11 +111,12 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = norm(config.hidden)
         self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return a tensor like ``x``."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.attention(self.attention_norm(x), cos, sin))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class Transformer(nn.Module):
@@ -124,6 +127,7 @@ class Transformer(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.hidden)
         self.positions = None if config.rotary else nn.Embedding(config.sequence, config.hidden)
+        self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden) if config.rms_norm else nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
@@ -137,6 +141,7 @@ class Transformer(nn.Module):
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight
+        x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         if not self.config.causal:
