@@ -77,6 +77,13 @@ class Account:
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
+    def now(self) -> dict[str, int]:
+        """Return what is alive now, by what it is for."""
+        parts = dict.fromkeys(KINDS, 0)
+        for number, nbytes, _ in self.events:
+            parts[self.kinds.get(number, "temporaries")] += nbytes
+        return parts
+
     def highest(self, since: int = 0, largest_gather_bytes: int = 0) -> LiveBytes:
         """Return the moment of most bytes from the event ``since`` on, the first if there are several."""
         live, best, moment = 0, -1, 0

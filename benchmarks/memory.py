@@ -1,0 +1,179 @@
+"""Predicted against measured memory of lowered programs, and memory a rank by ZeRO stage and number of ranks.
+
+    python benchmarks/memory.py                                  # all models, all plans, both tables
+    python benchmarks/memory.py --model gpt2 --ranks 4 --json rows.json
+
+Nothing is timed. A simulated rank runs a whole step (forward, backward; optimizer state is there) as the executor does,
+and every tensor storage is followed; ``predicted`` comes from the lowered program alone. The second table trains a
+16-bit model with float32 masters and shows how the bytes of a rank fall with its number (Rajbhandari et al. 2020,
+"ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 3: 16 bytes a parameter on one device;
+4 + 12 / N, 2 + 14 / N and 16 / N in stages 1, 2 and 3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autopar.errors import AutoparError
+from autopar.mesh import Mesh
+from autopar.passes.annotate import annotate
+from autopar.passes.capture import capture
+from autopar.passes.cost.live_bytes import live_bytes
+from autopar.passes.lower import lower
+from autopar.passes.pipeline import make_plan
+from autopar.passes.program import Program
+from autopar.plans import Options
+from autopar.runtime.measure_memory import MakeOptimizer, measure_rank
+
+STAGES = ("zero0", "zero1", "zero2", "zero3")
+PER_PARAMETER: dict[str, Callable[[int], float]] = {
+    "zero0": lambda n: 16.0,
+    "zero1": lambda n: 4.0 + 12.0 / n,
+    "zero2": lambda n: 2.0 + 14.0 / n,
+    "zero3": lambda n: 16.0 / n,
+}
+"""Bytes of model states for each parameter by the number of ranks, with 16-bit training and Adam."""
+
+Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+class MixedAdamW(torch.optim.AdamW):
+    """AdamW on float32 masters of 16-bit parameters: what ``adamw-mixed`` counts."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.masters = [parameter.detach().float() for parameter in parameters]
+        self.parameters = parameters
+        super().__init__(self.masters)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Move the masters by the 16-bit gradients and write them back."""
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        super().step()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            parameter.data.copy_(master)
+            master.grad = None
+            self.state[master]["master"] = master
+
+
+class Stack(nn.Module):
+    """Layers with many more parameters than activations."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a loss of ``x`` ``[batch, width]``."""
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.float().square().mean()
+
+
+def values_of(program: Program, built: Built) -> dict[str, Tensor]:
+    """Return the global value of every placeholder but the tangents."""
+    model, args, kwargs = built
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    leaves = pytree.tree_leaves((args, kwargs))
+    roles = [role for role in program.inputs if role.kind != "tangent"]
+    return {role.node: leaves[role.index] if role.kind == "input" else state[role.name].detach() for role in roles}
+
+
+def measure(
+    program: Program, built: Built, constraints: dict[str, str], ranks: int, optimizer: str, make: MakeOptimizer
+) -> dict[str, Any]:
+    """Plan under constraints, predict and measure the first rank; return one row, or why there is none."""
+    mesh = Mesh((ranks,), ("data",), device="cpu")
+    try:
+        plan = make_plan(program, mesh, Options(constraints=constraints, optimizer=optimizer))
+    except AutoparError as error:
+        return {"skipped": str(error)}
+    local = lower(program, plan, (0,), run=False)
+    predicted, measured = live_bytes(local, optimizer), measure_rank(local, values_of(program, built), make)
+    return {
+        "predicted_bytes": predicted.peak_bytes,
+        "measured_bytes": measured.peak_bytes,
+        "error": predicted.peak_bytes / measured.peak_bytes - 1,
+        "at": measured.at,
+        "parts": measured.parts,
+        "largest_gather_bytes": predicted.largest_gather_bytes,
+    }
+
+
+def model_rows(names: list[str], ranks: int) -> list[dict[str, Any]]:
+    """Return a row for every model of the test set under every plan: the free one, and each ZeRO stage."""
+    from tests.models import MODELS
+
+    rows = []
+    for name in names or sorted(MODELS):
+        built = MODELS[name](dropout=0.1)
+        model, args, kwargs = built
+        program = annotate(capture(model, args, kwargs))
+        plans: dict[str, dict[str, str]] = {"best": {}} | {stage: {"*": f"batch; {stage}"} for stage in STAGES}
+        for plan, constraints in plans.items():
+            row = measure(program, built, constraints, ranks, "adamw", torch.optim.AdamW)
+            rows.append({"model": name, "plan": plan, "ranks": ranks, **row})
+            print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def zero_rows(depth: int, width: int) -> list[dict[str, Any]]:
+    """Return a row for every ZeRO stage on 1, 2, 4 and 8 ranks: bytes a parameter, beside the formula's."""
+    model = Stack(depth, width).to(torch.bfloat16)
+    built: Built = (model, (torch.randn(8, width, dtype=torch.bfloat16),), {})
+    program = annotate(capture(model, built[1], {}))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    rows = []
+    for stage in STAGES:
+        for ranks in (1, 2, 4, 8):
+            texts = [stage] if ranks == 1 and stage == "zero0" else ["batch", stage]
+            constraints = {} if ranks == 1 else {"*": "; ".join(texts)}
+            row = measure(program, built, constraints, ranks, "adamw-mixed", MixedAdamW)
+            row |= {"model": f"{depth} x {width}", "plan": stage, "ranks": ranks}
+            if "measured_bytes" in row:
+                row["bytes_per_parameter"] = row["measured_bytes"] / parameters
+                row["formula"] = PER_PARAMETER[stage](ranks)
+            rows.append(row)
+            print(_line(row), flush=True)
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    head = f"{row['model']:<10} {row['plan']:<6} {row['ranks']:>2} ranks  "
+    if "skipped" in row:
+        return f"{head}skipped: {row['skipped'][:90]}"
+    tail = f"predicted {row['predicted_bytes']:>12,}  measured {row['measured_bytes']:>12,}  {row['error']:+.2%}"
+    if "formula" in row:
+        tail += f"  {row['bytes_per_parameter']:6.2f} bytes a parameter, the paper's {row['formula']:.2f}"
+    return f"{head}{tail}  at {row['at']}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what was asked for; print a table and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", default=[], help="of the test set; all by default")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--depth", type=int, default=16, help="layers of the model of the second table")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    given = parser.parse_args(arguments)
+    models = model_rows(given.model, given.ranks)
+    zero = zero_rows(given.depth, given.width)
+    errors = [abs(row["error"]) for row in models + zero if "error" in row]
+    print(f"{len(errors)} rows, worst error {max(errors):.2%}, {len(models + zero) - len(errors)} skipped")
+    if given.json:
+        given.json.write_text(json.dumps({"models": models, "zero": zero}, indent=1))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    main()

@@ -1,0 +1,61 @@
+"""What the ranks run to measure their memory."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.passes.cost.live_bytes import live_bytes
+from autopar.runtime.measure_memory import MemoryMeter
+from autopar.runtime.parallel_module import ParallelModule
+from tests.processes.compare import Built, build, loss_of, split
+
+
+def measure_step(name: str, sizes: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Train a step for the optimizer's state, then measure forward and backward; return both parts and peaks.
+
+    A thread of gloo may hold what it sent a moment longer than the program does, so the least of three steps counts.
+    """
+    built = build(name, 0.0)
+    parallel, _ = split(built, sizes, "best", **options)
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    _step(parallel, built)
+    optimizer.step()
+    (executable,) = parallel._engine._executables.values()
+    predicted = live_bytes(executable.local, "adamw")
+    measured = min((_measure(parallel, built, optimizer) for _ in range(3)), key=lambda found: found.peak_bytes)
+    return {
+        "predicted": predicted.peak_bytes,
+        "measured": measured.peak_bytes,
+        "predicted parts": predicted.parts,
+        "measured parts": measured.parts,
+        "plan": parallel.plan.memory.peak_bytes,
+    }
+
+
+def _step(parallel: ParallelModule, built: Built) -> Any:
+    output = parallel(*built[1], **built[2])
+    loss_of(output).backward()
+    return output
+
+
+def _measure(parallel: ParallelModule, built: Built, optimizer: torch.optim.Optimizer) -> Any:
+    optimizer.zero_grad()
+    gc.collect()
+    meter = MemoryMeter()
+    meter.hold_module(parallel, optimizer)
+    meter.hold("inputs", _tensors(built[1:]))
+    with meter:
+        output = parallel(*built[1], **built[2])
+        meter.hold("outputs", _tensors(output))
+        meter.hold_rest("saved")
+        loss_of(output).backward()
+    meter.hold("gradients", [parameter.grad for parameter in parallel.parameters()])
+    return meter.result()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
