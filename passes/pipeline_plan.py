@@ -1,0 +1,175 @@
+"""From a program of the whole batch to the plan of a step in micro-batches and stages, and back to what each rank runs."""
+
+from __future__ import annotations
+
+import msgspec
+from torch import fx
+
+from autopar.errors import MeshError, OptionError, PlanError
+from autopar.mesh import Coordinate, Mesh
+from autopar.placement import parse_layout
+from autopar.plans import Options, PipelineRecord, Plan
+
+from .assign_stages import assign_stages
+from .balance_stages import balance_stages
+from .cut_stages import cut_stages
+from .local_program import LocalProgram
+from .lower import lower
+from .micro_batch_choices import batch_size
+from .micro_batches import micro_batches
+from .pipeline import make_plan
+from .program import Program
+from .schedules import SPLITS_BACKWARD, Schedule, make_schedule
+from .stage_pieces import StagedProgram
+
+PIPELINE_AXIS = "pp"
+"""An axis of this name is the pipeline axis."""
+
+_PER_STAGE = 4
+"""Micro-batches for each stage when nobody says how many: the bubble is then below a fifth."""
+
+_CHUNKS = {"interleaved_1f1b": 2, "zbv": 2}
+
+
+def pipeline_axis(mesh: Mesh) -> int | None:
+    """Return the index of the pipeline axis of a mesh, or None."""
+    return mesh.names.index(PIPELINE_AXIS) if PIPELINE_AXIS in mesh.names else None
+
+
+def stage_mesh(mesh: Mesh) -> Mesh:
+    """Return the mesh of one stage: all axes but the pipeline axis; one rank where there are no others."""
+    axis = pipeline_axis(mesh)
+    if axis is None:
+        return mesh
+    kept = [i for i in range(mesh.num_axes) if i != axis]
+    if not kept:
+        return Mesh((1,), ("rank",), mesh.device)
+    links = tuple(mesh.links[i] for i in kept) if mesh.links else ()
+    return Mesh(tuple(mesh.sizes[i] for i in kept), tuple(mesh.names[i] for i in kept), mesh.device, links)
+
+
+def is_pipelined(mesh: Mesh, options: Options) -> bool:
+    """Tell whether a step runs in micro-batches or stages."""
+    return pipeline_axis(mesh) is not None or (options.micro_batches or 1) > 1
+
+
+def choose_pipeline(program: Program, mesh: Mesh, options: Options) -> PipelineRecord:
+    """Return what the options ask for, and what is left open filled in, but for the cuts.
+
+    Without a backward, a number of micro-batches that does not divide the batch is lowered until it does.
+
+    Raises:
+        OptionError: the number of micro-batches does not divide the batch, or the schedule does not go with the stages.
+        MeshError: stages are asked for, but no axis is called ``pp``.
+    """
+    axis = pipeline_axis(mesh)
+    ranks = 1 if axis is None else mesh.sizes[axis]
+    if axis is None and (options.cuts or options.schedule):
+        raise MeshError(
+            f"stages are asked for (schedule={options.schedule!r}, cuts={options.cuts}), but no axis of {mesh} is called "
+            f"{PIPELINE_AXIS!r}; name the pipeline axis so"
+        )
+    backward = any(role.kind == "tangent" for role in program.inputs)
+    wanted = options.micro_batches or (1 if axis is None else _PER_STAGE * ranks)
+    if options.micro_batches is None or not backward:
+        batch = batch_size(program, 1)
+        wanted = max(n for n in range(1, min(wanted, batch) + 1) if batch % n == 0)
+    later = not (program.loss is not None and options.outputs != "full")
+    schedule = options.schedule or ("gpipe" if ranks == 1 or later else "1f1b")
+    return PipelineRecord(
+        micro_batches=wanted, ranks=ranks, axis=axis or 0, name=PIPELINE_AXIS, schedule=schedule, cuts=options.cuts
+    )
+
+
+def cut_program(program: Program, record: PipelineRecord, outputs: str) -> Program:
+    """Return the program of a micro-batch that a plan with this record is for."""
+    return micro_batches(program, record.micro_batches, outputs=outputs, staged=record.ranks > 1)
+
+
+def make_pipeline_plan(
+    program: Program, mesh: Mesh, options: Options, *, cut: Program | None = None, folded: bool = True
+) -> Plan:
+    """Return the plan of a program in micro-batches and stages.
+
+    The split inside the stages is solved for the whole program on the mesh of one stage; stages are then cut where the
+    options say, or of equal work.
+
+    Args:
+        program: of the whole batch.
+        mesh: the whole mesh; its axis ``pp``, if any, is the pipeline axis.
+        cut: what ``cut_program`` makes of it, if that is at hand.
+    """
+    record = choose_pipeline(program, mesh, options)
+    cut = cut if cut is not None else cut_program(program, record, options.outputs)
+    chunks = _CHUNKS.get(record.schedule, 1)
+    cuts = record.cuts or balance_stages(cut, record.ranks * chunks)
+    assign_stages(cut, cuts)
+    if (len(cuts) + 1) % record.ranks:
+        raise OptionError(
+            f"{len(cuts)} cuts make {len(cuts) + 1} stages, which {record.ranks} ranks of the axis {record.name!r} can't "
+            "share evenly"
+        )
+    record = msgspec.structs.replace(record, cuts=tuple(cuts))
+    schedule_of(record)
+    budget = None if options.memory is None else options.memory * record.ranks
+    inside = msgspec.structs.replace(options, memory=budget)
+    plan = make_plan(cut, stage_mesh(mesh), inside, folded=folded)
+    return msgspec.structs.replace(plan, pipeline=record, options=options)
+
+
+def schedule_of(record: PipelineRecord, *, forward_only: bool = False) -> Schedule:
+    """Return the table of a plan's schedule."""
+    chunks = record.num_stages // record.ranks
+    return make_schedule(record.schedule, record.ranks, record.micro_batches, chunks, forward_only=forward_only)
+
+
+def stage_pieces(
+    program: Program, plan: Plan, coordinate: Coordinate, *, run: bool = True
+) -> tuple[LocalProgram, StagedProgram]:
+    """Return the lowered program of a place in a stage's mesh, whole and cut into the plan's stages.
+
+    Args:
+        program: of a micro-batch (``cut_program``).
+        plan: with a ``pipeline``.
+        coordinate: the place.
+        run: the segments will be called as modules.
+
+    Raises:
+        PlanError: the plan has no stages, or its cuts do not fit.
+    """
+    record = plan.pipeline
+    if record is None:
+        raise PlanError("the plan has neither micro-batches nor stages")
+    local = lower(program, plan, coordinate, run=False)
+    staged = cut_stages(
+        local,
+        assign_stages(program, record.cuts),
+        record.num_stages,
+        record.micro_batches,
+        again=gathered_again(local, plan),
+        split_backward=record.schedule in SPLITS_BACKWARD,
+        callable_segments=run,
+    )
+    return local, staged
+
+
+def gathered_again(local: LocalProgram, plan: Plan) -> list[fx.Node]:
+    """Return the nodes that gather a parameter which the plan does not keep: they run for each micro-batch again.
+
+    A copy that the plan keeps for the backward is gathered once a step.
+    """
+    kinds = {role.node: role.kind for role in local.inputs}
+    kept = {(name, parse_layout(layout)) for name, layouts in plan.saved.items() for layout in layouts}
+    out: list[fx.Node] = []
+    for node in local.joint.graph.nodes:
+        if "arc" not in node.meta or "layout" not in node.meta or kinds.get(node.meta["origin"]) != "parameter":
+            continue
+        if (node.meta["origin"], tuple(node.meta["layout"])) in kept:
+            continue
+        while "arc" in node.meta:
+            out.append(node)
+            inner = [source for source in node.all_input_nodes if "layout" not in source.meta]
+            if not inner:
+                break
+            node = inner[0]
+    return out
