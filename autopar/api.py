@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ def plan(
     constraints: Mapping[str, str] | None = None,
     inputs: str = "global",
     outputs: str = "auto",
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    cuts: Sequence[str] | None = None,
 ) -> Plan:
     """Find the best plan of a model on a mesh. Touches no data and needs no process group.
 
@@ -50,21 +53,34 @@ def plan(
         inputs: ``"global"`` when every rank will pass the global batch, ``"local"`` when it passes its share of dim 0
             over the first mesh axis; the example is of the same kind.
         outputs: ``"full"`` (plain tensors, all differentiable), ``"lie"`` (DTensors where they lie) or ``"auto"``:
-            full, but beside a loss where they lie and not differentiated.
+            full, but beside a loss where they lie and not differentiated. With micro-batches or stages ``"auto"``
+            leaves the outputs beside a loss out: None stands in their place.
+        micro_batches: cut the batch (dim 0 of the inputs) into this many parts, which run one after the other; the
+            result is that of the whole batch. By default 1, or four a stage where the mesh has an axis ``pp``.
+        schedule: order of the stages' work: ``"gpipe"``, ``"1f1b"``, ``"interleaved_1f1b"``, ``"zero_bubble"`` or
+            ``"zbv"``.
+        cuts: where each stage but the first starts: paths of modules; by default stages have equal work.
+
+    An axis of the mesh that is called ``pp`` is the pipeline axis: each of its ranks has its own part of the model.
 
     Raises:
         MeshError, OptionError, CaptureError, ConstraintError, InfeasibleError: each says what to do.
     """
     from autopar.passes.pipeline import make_plan
+    from autopar.passes.pipeline_plan import is_pipelined, make_pipeline_plan, stage_mesh
     from autopar.runtime.shadow import Source
     from autopar.runtime.signature import take_apart
 
     check_module(model)
     grid = check_mesh(mesh)
-    options = check_options(optimizer, memory, constraints, inputs, outputs)
+    options = check_options(
+        optimizer, memory, constraints, inputs, outputs, micro_batches=micro_batches, schedule=schedule, cuts=cuts
+    )
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
-    program = source.capture(take_apart(model, args, named, device=None), grid, inputs, outputs)
+    program = source.capture(take_apart(model, args, named, device=None), stage_mesh(grid), inputs, outputs)
+    if is_pipelined(grid, options):
+        return make_pipeline_plan(program, grid, options)
     return make_plan(program, grid, options)
 
 
@@ -81,6 +97,9 @@ def parallelize(
     plan: Plan | str | os.PathLike[str] | None = None,
     inputs: str = "global",
     outputs: str = "auto",
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    cuts: Sequence[str] | None = None,
 ) -> ParallelModule:
     """Return ``model`` as a module that runs on all ranks of ``mesh``. Every rank calls it, as under ``torchrun``.
 
@@ -93,7 +112,8 @@ def parallelize(
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is
             ``cross_entropy(original(x), y)``.
-        optimizer, memory, constraints, inputs, outputs: as in ``plan``.
+        optimizer, memory, constraints, inputs, outputs, micro_batches, schedule, cuts: as in ``plan``. A mesh with an
+            axis ``pp`` needs example inputs, since every rank keeps the parameters of its own stages alone.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
 
     Raises:
@@ -111,7 +131,9 @@ def parallelize(
             raise OptionError("the model runs in parallel already; parallelize the original, and only once")
         check_module(model)
         check_plan_source(plan)
-        options = check_options(optimizer, memory, constraints, inputs, outputs)
+        options = check_options(
+            optimizer, memory, constraints, inputs, outputs, micro_batches=micro_batches, schedule=schedule, cuts=cuts
+        )
         if example_inputs is None and example_kwargs is None:
             example = None
         else:

@@ -110,8 +110,61 @@ def check_tolerance(rtol: Any) -> float | None:
     return float(rtol)
 
 
+def check_micro_batches(micro_batches: Any) -> int | None:
+    """Return a number of micro-batches, or None.
+
+    Raises:
+        OptionError: it is no positive whole number.
+    """
+    if micro_batches is None:
+        return None
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise OptionError(
+            f"micro_batches={micro_batches!r} is no number of parts of the batch; give a positive whole number, or None"
+        )
+    return micro_batches
+
+
+def check_schedule(schedule: Any) -> str:
+    """Return the name of a pipeline schedule; empty for None.
+
+    Raises:
+        OptionError: it is none of those known.
+    """
+    from autopar.passes.schedules import SCHEDULES
+
+    if schedule is None or (isinstance(schedule, str) and schedule in ("", *SCHEDULES)):
+        return schedule or ""
+    raise OptionError(f"schedule={schedule!r} is unknown; use one of {', '.join(map(repr, SCHEDULES))}")
+
+
+def check_cuts(cuts: Any) -> tuple[str, ...]:
+    """Return where stages start; empty for None.
+
+    Raises:
+        OptionError: it is no list of texts.
+    """
+    if cuts is None:
+        return ()
+    if isinstance(cuts, str) or not isinstance(cuts, Sequence) or not all(isinstance(cut, str) for cut in cuts):
+        raise OptionError(
+            "cuts= takes a list of modules at which the next stage starts, such as ['layers.8', 'layers.16']; "
+            f"got {cuts!r}"
+        )
+    return tuple(cuts)
+
+
 def check_options(
-    optimizer: Any, memory: Any, constraints: Any, inputs: Any, outputs: Any, pinned: Mapping[str, str] | None = None
+    optimizer: Any,
+    memory: Any,
+    constraints: Any,
+    inputs: Any,
+    outputs: Any,
+    pinned: Mapping[str, str] | None = None,
+    *,
+    micro_batches: Any = None,
+    schedule: Any = None,
+    cuts: Any = None,
 ) -> Options:
     """Return the options of a plan.
 
@@ -137,6 +190,9 @@ def check_options(
         inputs=inputs,
         outputs=outputs,
         pinned=dict(sorted((pinned or {}).items())),
+        micro_batches=check_micro_batches(micro_batches),
+        schedule=check_schedule(schedule),
+        cuts=check_cuts(cuts),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 from torch import fx
@@ -11,14 +12,15 @@ from autopar.errors import OptionError
 
 from .program import Program, is_random, tensors_of
 
-_SLACK = 2.0
-"""A cut may carry this many times the bytes of the cheapest cut."""
+_SLACK = 1.5
+"""A cut may carry this many times the bytes of a middling one."""
 
 
 def balance_stages(program: Program, num_stages: int) -> tuple[str, ...]:
     """Return the cuts of ``num_stages`` contiguous stages (``assign_stages``) whose fullest has the least work.
 
-    Work is the flops of the forward, its bytes where an op has none. Cuts stand only where few bytes cross.
+    Work is the flops of the forward, its elements where an op has none, and stages start where modules start and no
+    more bytes cross than usual, or anywhere when there are too few such places.
 
     Raises:
         OptionError: the program has too few places to cut.
@@ -27,7 +29,12 @@ def balance_stages(program: Program, num_stages: int) -> tuple[str, ...]:
         return ()
     ops = [node for node in program.ops() if node.meta["phase"] == "forward"]
     work = [_work(node) for node in ops]
-    places = _places(program, ops)
+    crossing = _crossing(program, ops)
+    inside = [place for place in range(1, len(ops)) if crossing[place]]
+    named = [place for place in inside if name_cut(ops, place) != ops[place].name]
+    usual = median([crossing[place] for place in named]) if named else 0
+    places = [place for place in named if crossing[place] <= _SLACK * usual]
+    places = places if len(places) >= num_stages - 1 else inside
     if len(places) < num_stages - 1:
         raise OptionError(
             f"{num_stages} stages are asked for, but the model can be cut in {len(places)} places at most; use fewer "
@@ -57,13 +64,13 @@ def _work(node: fx.Node) -> float:
     return float(sum(value.numel() for value in tensors_of(node)))
 
 
-def _places(program: Program, ops: Sequence[fx.Node]) -> list[int]:
-    """Return the positions before which the model may be cut, those where few bytes cross."""
+def _crossing(program: Program, ops: Sequence[fx.Node]) -> list[int]:
+    """Return the bytes that cross a cut before each op; what depends on inputs alone is computed again instead."""
     position = {node: i for i, node in enumerate(ops)}
     kinds = {role.node: role.kind for role in program.inputs}
     own: set[fx.Node] = set()
     crossing = [0] * (len(ops) + 1)
-    first = {}
+    first: dict[fx.Node, int] = {}
     for node in program.graph.nodes:
         if node.op == "output" or node.meta.get("phase") == "backward":
             continue
@@ -82,20 +89,16 @@ def _places(program: Program, ops: Sequence[fx.Node]) -> list[int]:
         nbytes = sum(v.numel() * v.element_size() for v in tensors_of(node) if isinstance(v, torch.Tensor))
         for place in range(start + 1, max(readers, default=start) + 1):
             crossing[place] += nbytes
-    inside = [place for place in range(1, len(ops)) if crossing[place] and ops[place] in own]
-    if not inside:
-        return []
-    least = min(crossing[place] for place in inside)
-    return [place for place in inside if crossing[place] <= _SLACK * least]
+    return crossing
 
 
 def _best(sums: Sequence[float], places: Sequence[int], num_stages: int) -> list[int]:
     """Return the places that make the fullest of the contiguous stages least full, the earliest of equals."""
     starts = [0, *places]
     total = len(sums) - 1
-    best = {start: (sums[total] - sums[start], (total,)) for start in starts}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {s: (sums[total] - sums[s], (total,)) for s in starts}
     for _ in range(num_stages - 1):
-        longer = {}
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
         for i, start in enumerate(starts):
             options = [
                 (max(sums[cut] - sums[start], best[cut][0]), (cut, *best[cut][1]))

@@ -1,4 +1,4 @@
-"""From a program of the whole batch to the plan of a step in micro-batches and stages, and back to what each rank runs."""
+"""Plan a step in micro-batches and stages, and make what each rank runs of the plan."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from autopar.placement import parse_layout
 from autopar.plans import Options, PipelineRecord, Plan
 
 from .assign_stages import assign_stages
-from .balance_stages import balance_stages
 from .cut_stages import cut_stages
 from .local_program import LocalProgram
 from .lower import lower
 from .micro_batch_choices import batch_size
 from .micro_batches import micro_batches
-from .pipeline import make_plan
 from .program import Program
 from .schedules import SPLITS_BACKWARD, Schedule, make_schedule
 from .stage_pieces import StagedProgram
@@ -66,8 +64,8 @@ def choose_pipeline(program: Program, mesh: Mesh, options: Options) -> PipelineR
     ranks = 1 if axis is None else mesh.sizes[axis]
     if axis is None and (options.cuts or options.schedule):
         raise MeshError(
-            f"stages are asked for (schedule={options.schedule!r}, cuts={options.cuts}), but no axis of {mesh} is called "
-            f"{PIPELINE_AXIS!r}; name the pipeline axis so"
+            f"stages are asked for (schedule={options.schedule!r}, cuts={options.cuts}), but no axis of {mesh} is "
+            f"called {PIPELINE_AXIS!r}; name the pipeline axis so"
         )
     backward = any(role.kind == "tangent" for role in program.inputs)
     wanted = options.micro_batches or (1 if axis is None else _PER_STAGE * ranks)
@@ -99,6 +97,9 @@ def make_pipeline_plan(
         mesh: the whole mesh; its axis ``pp``, if any, is the pipeline axis.
         cut: what ``cut_program`` makes of it, if that is at hand.
     """
+    from .balance_stages import balance_stages
+    from .pipeline import make_plan  # whoever only runs a plan needs no solver
+
     record = choose_pipeline(program, mesh, options)
     cut = cut if cut is not None else cut_program(program, record, options.outputs)
     chunks = _CHUNKS.get(record.schedule, 1)
@@ -106,8 +107,8 @@ def make_pipeline_plan(
     assign_stages(cut, cuts)
     if (len(cuts) + 1) % record.ranks:
         raise OptionError(
-            f"{len(cuts)} cuts make {len(cuts) + 1} stages, which {record.ranks} ranks of the axis {record.name!r} can't "
-            "share evenly"
+            f"{len(cuts)} cuts make {len(cuts) + 1} stages, which {record.ranks} ranks of the axis {record.name!r} "
+            "can't share evenly"
         )
     record = msgspec.structs.replace(record, cuts=tuple(cuts))
     schedule_of(record)

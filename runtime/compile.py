@@ -8,13 +8,24 @@ from dataclasses import dataclass
 import torch
 
 from autopar.errors import PlanError
+from autopar.passes.pipeline_plan import (
+    choose_pipeline,
+    cut_program,
+    is_pipelined,
+    make_pipeline_plan,
+    pipeline_axis,
+    stage_mesh,
+    stage_pieces,
+)
 from autopar.passes.program import Program
-from autopar.plans import Options, Plan
+from autopar.plans import Options, PipelineRecord, Plan
 from autopar.runtime.agree import share_bytes
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call
+from autopar.runtime.stage_groups import StageGroups
+from autopar.runtime.staged_executable import StagedExecutable
 from autopar.runtime.state import share_tensor
 
 
@@ -24,13 +35,18 @@ class Compiler:
 
     Attributes:
         source: what is traced.
-        groups: the processes.
+        stage: the processes, and this rank's place among stages.
     """
 
     source: Source
-    groups: MeshGroups
+    stage: StageGroups
 
-    def make(self, call: Call, options: Options, plan: Plan | None) -> Executable:
+    @property
+    def groups(self) -> MeshGroups:
+        """All processes."""
+        return self.stage.whole
+
+    def make(self, call: Call, options: Options, plan: Plan | None) -> Executable | StagedExecutable:
         """Return the executable for a call. Collective.
 
         Args:
@@ -43,36 +59,51 @@ class Compiler:
         """
         groups = self.groups
         with groups.together("tracing the model"):
-            program = self._capture(call, options)
+            program = whole = self._capture(call, options)
+        with groups.together("cutting the batch into micro-batches"):
+            record = self._pipeline(program, options, plan)
+            if record is not None:
+                program = cut_program(program, record, options.outputs)
         made: bytes | None = None
         with groups.together("planning"):
             if plan is None and groups.rank == 0:
-                made = _make_plan(program, groups, options).to_bytes()
+                made = _make_plan(whole, program, groups, options).to_bytes()
         if plan is None:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
         with groups.together("applying the plan"):
             check_fit(plan, program, groups)
         share_constants(program, groups)
         with groups.together("lowering"):
-            executable = _lower(program, plan, groups)
+            executable = _lower(program, plan, self.stage)
         return executable
+
+    def _pipeline(self, program: Program, options: Options, plan: Plan | None) -> PipelineRecord | None:
+        if plan is not None:
+            return plan.pipeline
+        mesh = self.groups.mesh
+        return choose_pipeline(program, mesh, options) if is_pipelined(mesh, options) else None
 
     def _capture(self, call: Call, options: Options) -> Program:
         from autopar.passes.annotate import annotate
 
-        return annotate(self.source.capture(call, self.groups.mesh, options.inputs, options.outputs))
+        return annotate(self.source.capture(call, self.stage.stage.mesh, options.inputs, options.outputs))
 
 
-def _make_plan(program: Program, groups: MeshGroups, options: Options) -> Plan:
+def _make_plan(whole: Program, program: Program, groups: MeshGroups, options: Options) -> Plan:
     from autopar.passes.pipeline import make_plan
 
+    if program is not whole:
+        return make_pipeline_plan(whole, groups.mesh, options, cut=program)
     return make_plan(program, groups.mesh, options)
 
 
-def _lower(program: Program, plan: Plan, groups: MeshGroups) -> Executable:
+def _lower(program: Program, plan: Plan, groups: StageGroups) -> Executable | StagedExecutable:
     from autopar.passes.lower import lower
 
-    return Executable(program, plan, lower(program, plan, groups.coordinate), groups)
+    coordinate = groups.stage.coordinate
+    if plan.pipeline is not None:
+        return StagedExecutable(program, plan, *stage_pieces(program, plan, coordinate), groups)
+    return Executable(program, plan, lower(program, plan, coordinate), groups.whole)
 
 
 def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
@@ -105,10 +136,16 @@ def check_mesh_of(plan: Plan, groups: MeshGroups) -> None:
     Raises:
         PlanError: it is for a mesh of other sizes.
     """
-    if tuple(plan.mesh_record.sizes) != groups.mesh.sizes:
+    sizes = list(plan.mesh_record.sizes)
+    axis = pipeline_axis(groups.mesh)
+    if plan.pipeline is not None and axis is not None:
+        sizes = [] if stage_mesh(groups.mesh).names == ("rank",) and sizes == [1] else sizes
+        sizes.insert(plan.pipeline.axis, plan.pipeline.ranks)
+    if tuple(sizes) != groups.mesh.sizes or (plan.pipeline is None and axis is not None):
+        stages = "" if plan.pipeline is None else f" in {plan.pipeline.num_stages} stages"
         raise PlanError(
-            f"the plan was made for a mesh of sizes {tuple(plan.mesh_record.sizes)}, but this one has "
-            f"{groups.mesh.sizes}; make a plan for this mesh, or run on that one"
+            f"the plan was made for a mesh of sizes {tuple(sizes)}{stages}, but this one is {groups.mesh}; make a plan "
+            "for this mesh, or run on that one"
         )
 
 

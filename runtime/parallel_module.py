@@ -20,6 +20,9 @@ from autopar.runtime.groups import MeshGroups
 from autopar.runtime.rendezvous import meet
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call, Signature, take_apart
+from autopar.runtime.stage_groups import stage_groups
+from autopar.runtime.stage_state import add_nothing, clip_over_stages, full_state_of_stages, own_part
+from autopar.runtime.staged_executable import StagedExecutable
 from autopar.runtime.stale_optimizers import watch_originals
 from autopar.runtime.state import adapt_state, describe_state, full_state, lay_out, mirror, require_values
 
@@ -76,9 +79,15 @@ class ParallelModule(nn.Module):
             if given is not None:
                 _check_parameters(given, model)
                 options = _merge_options(options, given)
-        self._engine = _Engine(self, Compiler(source, groups), options, given)
+        stage = stage_groups(groups)
+        self._engine = _Engine(self, Compiler(source, stage), options, given)
         if call is not None:
             self._engine.first(call, model)
+        elif stage.num_places > 1:
+            raise OptionError(
+                "a mesh with a pipeline axis needs example inputs: only a program tells which stage keeps which "
+                "parameter; give example_inputs= to parallelize"
+            )
         else:
             layouts = {} if given is None else _layouts(given)
             mirror(model, self, groups, layouts)
@@ -108,14 +117,22 @@ class ParallelModule(nn.Module):
     ) -> Tensor:
         """Clip the gradients by their global norm, and return it as a plain tensor. Every rank calls it.
 
-        ``torch.nn.utils.clip_grad_norm_`` over ``parameters()`` does the same, and returns a DTensor.
+        Without stages ``torch.nn.utils.clip_grad_norm_`` over ``parameters()`` does the same, and returns a DTensor.
+        With stages it sees those of this rank's stages alone: use this.
         """
+        stage = self._engine.stage
+        if stage.num_places > 1:
+            own = list(self.parameters())
+            return clip_over_stages(own, max_norm, norm_type, error_if_nonfinite, foreach, stage)
         norm = nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state with full plain tensors: it loads strictly into the original module. Every rank calls it."""
-        require_everyone(self._engine.groups.control, "full_state_dict()")
+        engine = self._engine
+        require_everyone(engine.groups.control, "full_state_dict()")
+        if engine.stage.num_places > 1:
+            return full_state_of_stages(self.state_dict(), engine.shadow, engine.places, engine.stage)
         return full_state(self.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -126,6 +143,8 @@ class ParallelModule(nn.Module):
         """
         if assign:
             raise OptionError("a parallel module can't take over tensors by assign=True; load without it")
+        if self._engine.stage.num_places > 1:
+            state_dict = own_part(state_dict, self, self._engine.shadow)
         return super().load_state_dict(state_dict, strict=strict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -145,7 +164,7 @@ class ParallelModule(nn.Module):
 
 def _adapt(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     assert isinstance(module, ParallelModule)
-    adapt_state(module, state, prefix, module._engine.groups)
+    adapt_state(module, state, prefix, module._engine.stage.stage)
 
 
 class _Engine:
@@ -156,16 +175,29 @@ class _Engine:
         self._compiler = compiler
         self._options = options
         self._given = given
-        self._executables: dict[Signature, Executable] = {}
+        self._executables: dict[Signature, Executable | StagedExecutable] = {}
         self._current: Plan | None = given
         self.groups: MeshGroups = compiler.groups
+        self.stage = compiler.stage
         self.placed = False
+        self.places: dict[str, int] = {}
+        self._layouts: dict[str, Layout] = {}
+
+    @property
+    def shadow(self) -> nn.Module:
+        """The original without its data."""
+        return self._compiler.source.module
 
     def first(self, call: Call, model: nn.Module) -> None:
         """Plan for the example, then put the parameters where the plan wants them."""
         executable = self._compiler.make(call, self._options, self._given)
         self._remember(call.signature, executable)
-        mirror(model, self._module[0], self.groups, _layouts(executable.plan))
+        self._layouts = _layouts(executable.plan)
+        if isinstance(executable, StagedExecutable):
+            self.places = dict(executable.places)
+        elsewhere = [name for name, place in self.places.items() if place != self.stage.place]
+        mirror(model, self._module[0], self.groups, self._layouts, stage=self.stage.stage, elsewhere=elsewhere)
+        add_nothing(self._module[0], self.stage)
         self.placed = True
 
     def current_plan(self) -> Plan:
@@ -186,11 +218,11 @@ class _Engine:
         error: Exception | None = None
         call: Call | None = None
         try:
-            call = take_apart(module, args, kwargs, self.groups.device)
+            call = take_apart(self._seen(), args, kwargs, self.groups.device)
         except Exception as caught:
             error = caught
         known = call is not None and call.signature in self._executables
-        meet(self.groups, call, error, known, self._options.inputs)
+        meet(self.stage, call, error, known, self._options.inputs)
         assert call is not None
         executable = self._executables.get(call.signature) or self._make(call)
         self._current = executable.plan
@@ -200,16 +232,29 @@ class _Engine:
             out = executable.run(parameters, buffers, call.leaves)
         return pytree.tree_unflatten(out, executable.program.out_spec)
 
-    def _make(self, call: Call) -> Executable:
+    def _seen(self) -> nn.Module:
+        """Return the module whose modes and flags count: with stages one that has the parameters of all of them."""
+        if self.stage.num_places == 1:
+            return self._module[0]
+        self._follow()
+        return self.shadow
+
+    def _follow(self) -> None:
         module = self._module[0]
         modes = {name: child.training for name, child in module.named_modules(remove_duplicate=False)}
         flags = {name: parameter.requires_grad for name, parameter in module.named_parameters(remove_duplicate=False)}
         self._compiler.source.set_modes(modes, flags)
+
+    def _make(self, call: Call) -> Executable | StagedExecutable:
+        module = self._module[0]
+        self._follow()
         given = self._given if not self._executables else None
         options = self._options
         if self.placed and given is None:
-            options = _pin(options, module)
+            options = self._pin_stages(options) if self.places else _pin(options, module)
         executable = self._compiler.make(call, options, given)
+        if self.places:
+            self._require_places(executable)
         if not self.placed:
             for name, parameter in module.named_parameters():
                 lay_out(parameter, executable.plan.layout(name), self.groups)
@@ -217,7 +262,30 @@ class _Engine:
         self._remember(call.signature, executable)
         return executable
 
-    def _remember(self, signature: Signature, executable: Executable) -> None:
+    def _pin_stages(self, options: Options) -> Options:
+        """Return the options under which parameters stay on their stages, where they lie."""
+        import msgspec
+
+        first = next(iter(self._executables.values())).plan.pipeline
+        pinned = {name: layout_name(layout) for name, layout in self._layouts.items() if name in self.places}
+        if first is None:
+            return msgspec.structs.replace(options, pinned=pinned)
+        cuts = first.cuts if first.ranks > 1 else ()
+        schedule = first.schedule if first.ranks > 1 else ""
+        return msgspec.structs.replace(
+            options, pinned=pinned, cuts=cuts, schedule=schedule, micro_batches=first.micro_batches
+        )
+
+    def _require_places(self, executable: Executable | StagedExecutable) -> None:
+        wanted = executable.places if isinstance(executable, StagedExecutable) else {}
+        moved = sorted(name for name, place in self.places.items() if wanted.get(name, place) != place)
+        if moved:
+            raise PlanError(
+                f"for these inputs or this mode {moved[0]} would be needed first on another stage than the one that "
+                "keeps it; give cuts= at modules that start their stage in every mode, or parallelize again"
+            )
+
+    def _remember(self, signature: Signature, executable: Executable | StagedExecutable) -> None:
         self._executables[signature] = executable
         self._current = executable.plan
 

@@ -6,9 +6,11 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import InputError
+from autopar.mesh import Mesh
+from autopar.passes.pipeline_plan import pipeline_axis
 from autopar.runtime.agree import difference, digest_of, gather_objects, raise_together
-from autopar.runtime.groups import MeshGroups
 from autopar.runtime.signature import Call, checksum
+from autopar.runtime.stage_groups import StageGroups
 
 _ADVICE = {
     "global": "with inputs='global' every rank passes the same global batch; use inputs='local' for shares",
@@ -16,14 +18,14 @@ _ADVICE = {
 }
 
 
-def meet(groups: MeshGroups, call: Call | None, error: Exception | None, known: bool, inputs: str) -> None:
+def meet(stage: StageGroups, call: Call | None, error: Exception | None, known: bool, inputs: str) -> None:
     """Return when every rank is about to make the same call. One small collective on the host.
 
     The contents of tensors are compared too where that is cheap: always on the CPU, on a device at the first call of a
     signature.
 
     Args:
-        groups: the processes.
+        stage: the processes; on a mesh with a pipeline axis shares belong to places of the first of the other axes.
         call: this rank's call, or None when it can't be taken apart.
         error: why not.
         known: there is a program for the call.
@@ -32,6 +34,7 @@ def meet(groups: MeshGroups, call: Call | None, error: Exception | None, known: 
     Raises:
         InputError: the calls differ, or a rank has an error; names what differs.
     """
+    groups = stage.whole
     look = call is not None and (not known or groups.device.type == "cpu")
     signature = _word(call.signature.lines) if call is not None else 0
     data = checksum(call.leaves) if call is not None and look else 0
@@ -46,15 +49,17 @@ def meet(groups: MeshGroups, call: Call | None, error: Exception | None, known: 
         lines = gather_objects(groups.control, call.signature.lines)
         raise InputError(f"{difference('the call', lines)}; every rank must make the same call")
     for rank, content in enumerate(contents):
-        first = 0 if inputs == "global" else groups.mesh.rank([groups.mesh.coordinate(rank)[0], *_zeros(groups)])
+        first = 0 if inputs == "global" else _first_of_share(groups.mesh, rank)
         if content != contents[first]:
             raise InputError(
                 f"the input tensors of rank {rank} have other contents than those of rank {first}: {_ADVICE[inputs]}"
             )
 
 
-def _zeros(groups: MeshGroups) -> list[int]:
-    return [0] * (groups.mesh.num_axes - 1)
+def _first_of_share(mesh: Mesh, rank: int) -> int:
+    """Return the first rank that passes the same share as ``rank``: that at its place of the first axis."""
+    share = next((axis for axis in range(mesh.num_axes) if axis != pipeline_axis(mesh)), None)
+    return mesh.rank([at if axis == share else 0 for axis, at in enumerate(mesh.coordinate(rank))])
 
 
 def _word(lines: tuple[str, ...]) -> int:

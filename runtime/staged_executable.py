@@ -18,7 +18,7 @@ from autopar.passes.program import Input, Program
 from autopar.passes.stage_pieces import StagedProgram
 from autopar.placement import REPLICATE, Layout, to_dtensor
 from autopar.plans import Plan
-from autopar.runtime.execute import _Owned
+from autopar.runtime.execute import Owned
 from autopar.runtime.pipeline import Stage, take_step
 from autopar.runtime.pipeline_processes import Mail, ProcessEngine, owners, spread
 from autopar.runtime.pipeline_random import starts_of_stages
@@ -192,17 +192,18 @@ class StagedExecutable:
         for role, _, value in self.collect_gradients(stages):
             found[role] = value
         out: list[Tensor | None] = []
-        taken = _Owned([])
+        taken = Owned([])
         for slot in self._slots:
-            value = found.get(slot.node)
+            made = found.get(slot.node)
+            value = None if made is None else taken.take(made)
             if value is None:
                 out.append(None)
             elif slot.kind == "parameter":
                 shape = tuple(self._nodes[slot.node].meta["val"].shape)
                 layout = self.local.input_layouts[slot.node]
-                out.append(as_dtensor(taken.take(value), layout, shape, self._groups.stage))
+                out.append(as_dtensor(value, layout, shape, self._groups.stage))
             else:
-                out.append(taken.take(value))
+                out.append(value)
         return out
 
     def collect_gradients(self, stages: Mapping[int, Stage]) -> list[tuple[str, Layout, Tensor]]:
@@ -326,11 +327,12 @@ class _Step(torch.autograd.Function):
                     "a gradient reached an output beside the loss, but only the loss is differentiated; use "
                     "outputs='full', put the term into the loss inside the module, or detach it"
                 )
-        if ctx.gradients is not None:
-            scale = reached.get(executable.program.loss)
-            return (None, None, None, *_scaled(ctx.gradients, scale))
-        if ctx.call is None:
+        if ctx.gradients is None and ctx.call is None:
             raise InputError("the backward of this call ran already; a step in micro-batches keeps nothing for another")
+        if ctx.gradients is not None:
+            made, ctx.gradients = ctx.gradients, None
+            loss = executable.program.loss
+            return (None, None, None, *_scaled(made, None if loss is None else reached.get(loss)))
         call, ctx.call = ctx.call, None
         return (None, None, None, *call.backward(reached))
 
@@ -339,6 +341,4 @@ def _scaled(gradients: Sequence[Tensor | None], scale: Tensor | None) -> list[Te
     if scale is None:
         return [None for _ in gradients]
     factor = float(scale)
-    return [
-        None if gradient is None else gradient * factor if factor != 1.0 else gradient.clone() for gradient in gradients
-    ]
+    return [gradient if gradient is None or factor == 1.0 else gradient * factor for gradient in gradients]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -62,7 +62,15 @@ def require_values(model: nn.Module) -> None:
                 )
 
 
-def mirror(model: nn.Module, root: nn.Module, groups: MeshGroups, layouts: Mapping[str, Layout]) -> None:
+def mirror(
+    model: nn.Module,
+    root: nn.Module,
+    groups: MeshGroups,
+    layouts: Mapping[str, Layout],
+    *,
+    stage: MeshGroups | None = None,
+    elsewhere: Collection[str] = (),
+) -> None:
     """Give ``root`` the tree, parameters and buffers of ``model``, values from the first rank. Collective.
 
     Args:
@@ -70,14 +78,19 @@ def mirror(model: nn.Module, root: nn.Module, groups: MeshGroups, layouts: Mappi
         root: an empty module.
         groups: the processes.
         layouts: where a parameter rests, by its first full name; the others are replicated.
+        stage: the ranks that share a parameter, where they are not all.
+        elsewhere: first full names of parameters that other stages keep; None stands in their place.
     """
     copies: dict[int, nn.Module] = {id(model): root}
-    parameters: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter | None] = {}
     buffers: dict[int, Tensor] = {}
-    whole = (REPLICATE,) * groups.mesh.num_axes
+    whole = (REPLICATE,) * (stage or groups).mesh.num_axes
     for name, parameter in model.named_parameters():
         full = share_tensor(parameter.detach(), groups)
-        parameters[id(parameter)] = make_parameter(full, layouts.get(name, whole), groups, parameter.requires_grad)
+        parameters[id(parameter)] = None
+        if name not in elsewhere:
+            layout = layouts.get(name, whole)
+            parameters[id(parameter)] = make_parameter(full, layout, stage or groups, parameter.requires_grad)
     for _, buffer in model.named_buffers():
         buffers[id(buffer)] = share_tensor(buffer.detach(), groups)
     for module in model.modules():
