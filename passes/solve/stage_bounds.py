@@ -31,9 +31,6 @@ from ..schedules import (
 from .layout_graph import Floats, Ints
 from .stage_records import Region, Variant, stage_costs
 
-Counts = tuple[int, ...]
-"""How many regions of each class there are."""
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -50,13 +47,16 @@ class Weights:
         return work + self.step * variant.step_s
 
 
-@dataclass(frozen=True)
-class Mix:
-    """How some regions run: seconds of a step at least and really, and how many of a class take a variant."""
+@dataclass(frozen=True, eq=False)
+class Mixes:
+    """How the regions of ranges run: weighed seconds at least and really, and how many of a class take a variant.
 
-    least_s: float
-    seconds: float
-    taken: dict[tuple[int, int], int]
+    ``taken`` is ``[range, class, variant]``.
+    """
+
+    least_s: Floats
+    seconds: Floats
+    taken: Ints
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class Bounds:
     schedule: Schedule
     budget: int | None = None
     pinned: Sequence[int] = ()
-    mixes: dict[tuple[Counts, Weights, int, float], Mix] = field(default_factory=dict)
+    mixes: dict[tuple[Weights, int, float], Mixes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known: dict[tuple[Variant, ...], int] = {}
@@ -90,63 +90,72 @@ class Bounds:
         for mark in self.pinned:
             self.legal &= ~((firsts < mark) & (mark < ends))
         flat = self.between.reshape(-1, len(known))
-        self.kinds, self.kind_of = np.unique(flat, axis=0, return_inverse=True)
+        kinds, self.kind_of = np.unique(flat, axis=0, return_inverse=True)
+        self.kinds: Ints = np.maximum(kinds, 0)
 
-    def mix(self, counts: Counts, weights: Weights, flight: int, budget: float) -> Mix:
-        """Return the fastest mix of variants that fits ``budget`` with ``flight`` micro-batches kept."""
-        key = (counts, weights, flight, budget)
+    def _mixes(self, weights: Weights, flight: int, budget: float) -> Mixes:
+        """Return for every kind of range the fastest mix of variants that fits ``budget``."""
+        key = (weights, flight, budget)
         if key not in self.mixes:
-            self.mixes[key] = self._mix(*key)
+            self.mixes[key] = self._mix(self.kinds, *key)
         return self.mixes[key]
 
-    def _mix(self, counts: Counts, weights: Weights, flight: int, budget: float) -> Mix:
+    def _mix(self, counts: Ints, weights: Weights, flight: int, budget: float) -> Mixes:
+        """Return the mixes of ranges that hold ``counts[range, class]`` regions and keep ``flight`` micro-batches."""
+        width = max(len(variants) for variants in self.variants)
+        working = np.zeros((len(self.variants), width), dtype=np.int64)
+        taken = np.zeros((len(counts), len(self.variants), width), dtype=np.int64)
+        seconds, used = np.zeros(len(counts)), np.zeros(len(counts), dtype=np.int64)
         steps: list[tuple[float, int, int, int, float, int]] = []
-        seconds, used = 0.0, 0
-        taken: dict[tuple[int, int], int] = {}
-        for number, count in enumerate(counts):
-            hull = _hull(self.variants[number], weights, flight)
-            seconds += count * hull[0][0]
-            used += count * hull[0][1]
-            taken[number, hull[0][2]] = count
+        for number, variants in enumerate(self.variants):
+            working[number, : len(variants)] = [variant.working_bytes for variant in variants]
+            hull = _hull(variants, weights, flight)
+            seconds += counts[:, number] * hull[0][0]
+            used += counts[:, number] * hull[0][1]
+            taken[:, number, hull[0][2]] = counts[:, number]
             for before, after in pairwise(hull):
                 slower, saved = after[0] - before[0], before[1] - after[1]
                 steps.append((slower / saved, number, before[2], after[2], slower, saved))
-        least = seconds
+        least = seconds.copy()
+        if math.isinf(budget):
+            return Mixes(least, seconds, taken)
         for _, number, faster, smaller, slower, saved in sorted(steps):
-            if used + self._working(taken) <= budget:
+            need = used + ((taken > 0) * working).max(axis=(1, 2)) - budget
+            if not (need > 0).any():
                 break
-            count = taken[number, faster]
-            least += max(0.0, min(count, (used - budget) / saved)) * slower
-            over = used + self._working({**taken, (number, smaller): 1}) - budget
-            moved = min(count, max(1, math.ceil(over / saved)))
-            taken[number, faster] = count - moved
-            taken[number, smaller] = taken.get((number, smaller), 0) + moved
+            count = taken[:, number, faster]
+            least += np.clip((used - budget) / saved, 0, count) * slower
+            over = np.maximum(need, used + working[number, smaller] - budget)
+            moved = np.where(need > 0, np.clip(np.ceil(over / saved), 0, count), 0).astype(np.int64)
+            taken[:, number, faster] -= moved
+            taken[:, number, smaller] += moved
             seconds += moved * slower
             used -= moved * saved
-        if used + self._working(taken) > budget:
-            seconds = math.inf
-        return Mix(math.inf if used > budget else least, seconds, taken)
-
-    def _working(self, taken: dict[tuple[int, int], int]) -> int:
-        return max((self.variants[c][v].working_bytes for (c, v), count in taken.items() if count), default=0)
+        fits = used + ((taken > 0) * working).max(axis=(1, 2)) <= budget
+        return Mixes(np.where(used <= budget, least, np.inf), np.where(fits, seconds, np.inf), taken)
 
     def bound_s(self) -> float:
         """Return a lower bound on the makespan of any placement; infinite when none fits the budget."""
-        schedule, num = self.schedule, self.schedule.num_ranks
-        total = tuple(self.between[0, -1].tolist())
-        whole = self.mix(total, self._all(), self._least_flight(), self._budget(num))
-        ways = sum(range(num)) * min(v.forward_s + v.input_s for region in self.regions for v in region.variants)
-        homes = all(row[-1].kind in (BACKWARD, BACKWARD_INPUT) for row in schedule.actions)
-        share = (whole.least_s + (ways if homes else 0.0)) / num
+        schedule = self.schedule
+        share = max(self._share_bound(homeward=False), self._share_bound(homeward=True))
         if schedule.num_stages == len(self.regions):
             share = max(share, simulate_schedule(schedule, [_least_cost(region) for region in self.regions]).makespan_s)
         if schedule.chunks > 1:
             return share
-        through = [table + self._ways(stage)[:, None] for stage, table in enumerate(self._times(1.0, self._alls()))]
+        through = [table + self._ways(stage)[:, None] for stage, table in enumerate(self._times(1.0, self._through()))]
         turned = [
             table + self._turn(stage)[:, None] for stage, table in enumerate(self._times(1.0, self._after_turns()))
         ]
         return max(share, self._cut(through)[0], self._cut(turned)[0])
+
+    def _share_bound(self, homeward: bool) -> float:
+        """Return a rank's share of all work, behind the way to it, with the step's end or with the way back from it."""
+        number, num = self.schedule.num_micro_batches, self.schedule.num_ranks
+        back = homeward and all(row[-1].kind in (BACKWARD, BACKWARD_INPUT) for row in self.schedule.actions)
+        weights = Weights(number, number, number, 0.0 if homeward else 1.0)
+        whole = self._mix(self.between[:1, -1], weights, self._least_flight(), self._budget(num))
+        ways = [v.forward_s + (v.input_s if back else 0.0) for region in self.regions for v in region.variants]
+        return (float(whole.least_s[0]) + sum(range(num)) * min(ways)) / num
 
     def _budget(self, share: float) -> float:
         return math.inf if self.budget is None else self.budget * share
@@ -157,6 +166,15 @@ class Bounds:
 
     def _alls(self) -> list[Weights]:
         return [self._all()] * self.schedule.num_stages
+
+    def _ends(self, stage: int) -> float:
+        """Return 1 where the end of the step on the stage's own rank follows its work, 0 where the way home does."""
+        return 0.0 if stage and self._home(self.schedule.rank_of(stage)).input else 1.0
+
+    def _through(self) -> list[Weights]:
+        """Return all the work of every stage, which is the only one of its rank."""
+        number = self.schedule.num_micro_batches
+        return [Weights(number, number, number, self._ends(stage)) for stage in range(self.schedule.num_stages)]
 
     def _least_flight(self) -> int:
         """Return a number of micro-batches that every stage keeps at one moment of its rank."""
@@ -173,17 +191,12 @@ class Bounds:
             least: count fractional mixes, a bound; else mixes that fit.
         """
         tables: dict[tuple[int, Weights], Floats] = {}
-        for key in zip(self.flight, weights, strict=True):
-            if key in tables:
-                continue
-            seconds = []
-            for kind in self.kinds.tolist():
-                found = (
-                    self.mix(tuple(kind), key[1], key[0], self._budget(share)) if min(kind) >= 0 < max(kind) else None
-                )
-                seconds.append(math.inf if found is None else found.least_s if least else found.seconds)
-            table = np.array(seconds)[self.kind_of.ravel()].reshape(self.legal.shape)
-            tables[key] = np.where(self.legal, table, np.inf)
+        for flight, weight in zip(self.flight, weights, strict=True):
+            if (flight, weight) not in tables:
+                found = self._mixes(weight, flight, self._budget(share))
+                seconds = found.least_s if least else found.seconds
+                table = seconds[self.kind_of.ravel()].reshape(self.legal.shape)
+                tables[flight, weight] = np.where(self.legal, table, np.inf)
         return [tables[key] for key in zip(self.flight, weights, strict=True)]
 
     def _least_sums(self, weights: Weights) -> Floats:
@@ -213,12 +226,12 @@ class Bounds:
         GPipe's first backward waits besides for the last forward, which follows the first one by the slowest stage.
         """
         out = []
-        for row in self.schedule.actions:
+        for rank, row in enumerate(self.schedule.actions):
             turn = next(at for at, action in enumerate(row) if action.kind in (BACKWARD, BACKWARD_INPUT))
             after = Counter(action.kind for action in row[turn + 1 :])
             forwards = after[FORWARD] + (self.schedule.num_micro_batches - 1 if self.schedule.name == "gpipe" else 0)
-            weights = (forwards, after[BACKWARD] + after[BACKWARD_INPUT], after[BACKWARD] + after[BACKWARD_WEIGHT])
-            out.append(Weights(*map(float, weights)))
+            inputs, weights = after[BACKWARD] + after[BACKWARD_INPUT], after[BACKWARD] + after[BACKWARD_WEIGHT]
+            out.append(Weights(forwards, inputs, weights, self._ends(rank)))
         return out
 
     def _turn(self, stage: int) -> Floats:
@@ -278,10 +291,10 @@ class Bounds:
     def _assign(self, firsts: Sequence[int], weights: Sequence[Weights], share: float) -> tuple[int, ...]:
         out: list[int] = []
         for stage, (first, end) in enumerate(zip(firsts, [*firsts[1:], len(self.regions)], strict=True)):
-            counts = tuple(self.between[first, end].tolist())
-            left = dict(self.mix(counts, weights[stage], self.flight[stage], self._budget(share)).taken)
+            found = self._mixes(weights[stage], self.flight[stage], self._budget(share))
+            left = found.taken[self.kind_of.reshape(self.legal.shape)[first, end]].copy()
             for number in self.classes[first:end]:
-                variant = next(v for (c, v), count in sorted(left.items()) if c == number and count)
+                variant = int(np.argmax(left[number] > 0))
                 left[number, variant] -= 1
                 out.append(variant)
         return tuple(out)

@@ -1,0 +1,351 @@
+"""Price the regions of a model on the mesh inside a stage: the split ILP's answer, told apart by region."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import torch
+from torch import fx
+
+from autopar.mesh import Mesh
+from autopar.plans import Options
+
+from .annotate import annotate
+from .apply_constraints import apply_constraints
+from .cost.compute import ATTENTION, is_view
+from .cost.fusion import mark_traffic
+from .find_regions import Span, find_regions, region_of
+from .fold import fold
+from .name_roles import name_roles
+from .program import Program, is_random, result_values, tensor_operands
+from .solve.decide import Decided, decide
+from .solve.layout_graph import Prices
+from .solve.problem import Network, build_problem
+from .solve.travel import Travel
+
+Part = Literal["forward", "input", "weight"]
+SMALL = 1 / 64
+"""A tensor below this part of the region's largest saved one is saved rather than computed again."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds on one rank, by what takes them: matrix products, attention, memory traffic, collectives."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    streams: float = 0.0
+    moves: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.products + self.attention + self.streams + self.moves
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.products + other.products,
+            self.attention + other.attention,
+            self.streams + other.streams,
+            self.moves + other.moves,
+        )
+
+    def times(self, products: float, attention: float, streams: float, moves: float = 1.0) -> Work:
+        """Return the work with each kind slowed by its own factor."""
+        return Work(self.products * products, self.attention * attention, self.streams * streams, self.moves * moves)
+
+
+@dataclass(frozen=True)
+class PricedRegion:
+    """What one region costs on one rank for one micro-batch, before data parallelism and recomputation.
+
+    Attributes:
+        name: of the region.
+        kind: a number; regions of one kind are alike.
+        forward, input, weight: the forward, the backward for inputs and the one for weights.
+        again: what is done twice when all that is cheap to compute is not saved.
+        parameters: ``(elements of the rank's piece, bytes of one, trained)`` of every parameter.
+        saved_bytes: all that the backward reads.
+        light_bytes: the same without what is cheap to compute again.
+        input_bytes: what other regions made and this one reads.
+        send_bytes: what crosses a cut behind it.
+    """
+
+    name: str
+    kind: int
+    forward: Work
+    input: Work
+    weight: Work
+    again: Work
+    parameters: tuple[tuple[int, int, bool], ...]
+    saved_bytes: int
+    light_bytes: int
+    input_bytes: int
+    send_bytes: int
+
+    @property
+    def numel(self) -> int:
+        """Trained elements on a rank."""
+        return sum(numel for numel, _, trained in self.parameters if trained)
+
+
+def price_regions(program: Program, mesh: Mesh, options: Options) -> tuple[PricedRegion, ...]:
+    """Return the priced regions of a program of one micro-batch, in model order.
+
+    Regions of one kind (their ops decide together) get the mean of their prices, which their sum keeps.
+
+    Args:
+        program: captured with the batch of one micro-batch of one data-parallel rank.
+        mesh: inside a stage, without the data axis.
+        options: constraints and optimizer; the memory budget is left to the stages.
+
+    Raises:
+        ConstraintError, MeshError: as ``make_plan``.
+    """
+    if any("rule" not in node.meta for node in program.ops()):
+        annotate(program)
+    prices = Prices.of(mesh)
+    constraints = apply_constraints(program, mesh, options.constraints, name_roles(program))
+    folding = fold(program, constraints.key)
+    for node in program.ops():
+        node.meta.pop("traffic", None)
+    if prices.device.fuses:
+        mark_traffic(program, folding.class_of)
+    free = msgspec.structs.replace(options, memory=None)
+    problem = build_problem(program, prices, free, folding, constraints=constraints)
+    pricing = _Pricing(program, decide(problem))
+    return _alike(pricing.regions(), [tuple(folding.class_of[name] for name in span.ops) for span in pricing.spans])
+
+
+def repeat_regions(regions: Iterable[PricedRegion], counts: Mapping[str, int]) -> tuple[PricedRegion, ...]:
+    """Return the regions with some of them repeated: ``counts`` gives the number of copies by name, 0 to leave one out.
+
+    So a deep model is priced by a shallow one.
+    """
+    return tuple(region for region in regions for _ in range(counts.get(region.name, 1)))
+
+
+def _alike(regions: list[PricedRegion], keys: list[tuple[str, ...]]) -> tuple[PricedRegion, ...]:
+    kinds: dict[tuple[str, ...], list[PricedRegion]] = defaultdict(list)
+    for region, key in zip(regions, keys, strict=True):
+        kinds[key].append(region)
+    means = {key: dataclasses.replace(_mean(kinds[key]), kind=number) for number, key in enumerate(kinds)}
+    return tuple(
+        dataclasses.replace(means[key], name=region.name, send_bytes=region.send_bytes)
+        for region, key in zip(regions, keys, strict=True)
+    )
+
+
+def _mean(members: list[PricedRegion]) -> PricedRegion:
+    share = 1.0 / len(members)
+
+    def work(part: str) -> Work:
+        total = Work()
+        for member in members:
+            total = total + getattr(member, part)
+        return total.times(share, share, share, share)
+
+    sizes = ("saved_bytes", "light_bytes", "input_bytes")
+    most = {name: max(getattr(member, name) for member in members) for name in sizes}
+    parts = {part: work(part) for part in ("forward", "input", "weight", "again")}
+    return dataclasses.replace(members[0], **parts, **most)  # type: ignore[arg-type]
+
+
+class _Pricing:
+    """One decision taken apart."""
+
+    def __init__(self, program: Program, decided: Decided) -> None:
+        self.program, self.decided = program, decided
+        self.problem = decided.problem
+        self.nodes = program.nodes()
+        self.spans: tuple[Span, ...] = find_regions(program)
+        self.at = region_of(program, self.spans)
+        self.late = self._late_nodes()
+        self.learned = self._learned()
+        self.travels: dict[tuple[str, str], tuple[Network, Travel]] = {}
+        for network, travel in zip(self.problem.networks, decided.travels, strict=True):
+            for name in network.members:
+                self.travels[name, network.phase] = (network, travel)
+
+    def _late_nodes(self) -> set[str]:
+        """Return the backward nodes that no other region waits for: the backward for weights."""
+        late: set[str] = set()
+        for node in reversed(list(self.program.graph.nodes)):
+            if node.meta.get("phase") != "backward" or node.op != "call_function":
+                continue
+            users = [user for user in node.users if user.op == "call_function"]
+            if all(user.name in late and self.at[user.name] == self.at[node.name] for user in users):
+                late.add(node.name)
+        return late
+
+    def _learned(self) -> set[str]:
+        """Return the nodes that depend on a parameter or on random numbers: others any stage can make for itself."""
+        out = {role.node for role in self.program.inputs if role.kind == "parameter"}
+        for node in self.program.graph.nodes:
+            if node.op == "call_function" and (
+                is_random(node) or any(operand.name in out for operand in node.all_input_nodes)
+            ):
+                out.add(node.name)
+        return out
+
+    def part(self, name: str) -> Part:
+        if self.nodes[name].meta.get("phase") != "backward":
+            return "forward"
+        return "weight" if name in self.late else "input"
+
+    def regions(self) -> list[PricedRegion]:
+        works: list[dict[str, Work]] = [defaultdict(Work) for _ in self.spans]
+        for node in self.program.ops():
+            works[self.at[node.name]][self.part(node.name)] += self.op_work(node)
+        for (name, phase), (_, travel) in self.travels.items():
+            for part, seconds in self._moves(name, phase, travel):
+                works[self.at[name]][part] += Work(moves=seconds)
+        sends = self._sends()
+        out = []
+        for index, span in enumerate(self.spans):
+            saved, light, again = self._saved(index)
+            out.append(
+                PricedRegion(
+                    name=span.name,
+                    kind=index,
+                    forward=works[index]["forward"],
+                    input=works[index]["input"],
+                    weight=works[index]["weight"],
+                    again=again,
+                    parameters=self._parameters(index),
+                    saved_bytes=saved,
+                    light_bytes=min(light, saved),
+                    input_bytes=self._input_bytes(index),
+                    send_bytes=sends[index],
+                )
+            )
+        return out
+
+    def op_work(self, node: fx.Node) -> Work:
+        """Return the seconds of an op."""
+        decision = self.problem.decisions[self.problem.tied[node.name]]
+        seconds = float(decision.strategies.seconds[self.decided.rows[self.problem.tied[node.name]]])
+        if str(getattr(node.target, "overloadpacket", node.target)) in ATTENTION:
+            return Work(attention=seconds)
+        return Work(products=seconds) if node.meta["rule"].flops else Work(streams=seconds)
+
+    def _moves(self, name: str, phase: str, travel: Travel) -> list[tuple[Part, float]]:
+        network = self.travels[name, phase][0]
+        early = sum(network.graph.seconds_between[arc] for arc in travel.early)
+        late = sum(network.graph.seconds_between[arc] for arc in travel.late)
+        first: Part = "forward" if phase == "forward" else "input"
+        if self.nodes[name].op != "placeholder":
+            first = self.part(name)
+        return [(first, early), ("input", late)]
+
+    def local_bytes(self, name: str) -> int:
+        """Return the bytes of the smallest whole piece of a tensor that a rank has of it in the forward."""
+        node = self.nodes[name]
+        found = self.travels.get((name, "forward")) or self.travels.get((name, "backward"))
+        value = node.meta.get("val")
+        if found is None:
+            return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+        network, travel = found
+        had = [travel.source, *(target for _, target in travel.early)]
+        whole = [at for at in had if network.graph.complete[at]] or had
+        return min(int(network.graph.numel[at]) for at in whole) * network.graph.itemsize
+
+    def _crossing(self) -> list[tuple[str, int, int]]:
+        """Return every forward tensor that another region reads: its name, its region and the last that reads it."""
+        out = []
+        for node in self.program.graph.nodes:
+            if node.op != "call_function" or node.meta.get("phase") != "forward" or node.name not in self.learned:
+                continue
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                continue
+            readers = [self.at[user.name] for user in node.users if user.name in self.at]
+            made = self.at[node.name]
+            if readers and max(readers) > made:
+                out.append((node.name, made, max(readers)))
+        return out
+
+    def _sends(self) -> list[int]:
+        out = [0] * len(self.spans)
+        for name, made, read in self._crossing():
+            for index in range(made, read):
+                out[index] += self.local_bytes(name)
+        return out
+
+    def _input_bytes(self, index: int) -> int:
+        readers = {name for name, made, _ in self._crossing() if made < index}
+        return sum(
+            self.local_bytes(name)
+            for name in sorted(readers)
+            if any(self.at.get(user.name) == index for user in self.nodes[name].users)
+        )
+
+    def _parameters(self, index: int) -> tuple[tuple[int, int, bool], ...]:
+        out = []
+        for role in self.program.inputs:
+            if role.kind == "parameter" and self.at.get(role.node) == index:
+                itemsize = self.nodes[role.node].meta["val"].element_size()
+                out.append((self.local_bytes_at_rest(role.node) // itemsize, itemsize, role.requires_grad))
+        return tuple(out)
+
+    def local_bytes_at_rest(self, name: str) -> int:
+        """Return the bytes of the piece in which a parameter rests."""
+        found = self.travels.get((name, "forward")) or self.travels.get((name, "backward"))
+        if found is None:
+            value = self.nodes[name].meta["val"]
+            return int(value.numel() * value.element_size())
+        network, travel = found
+        return int(network.graph.numel[travel.source]) * network.graph.itemsize
+
+    def _saved(self, index: int) -> tuple[int, int, Work]:
+        """Return the bytes that the backward reads, those of them that must be saved, and the work of the others."""
+        read = [
+            node.name
+            for node in self.program.graph.nodes
+            if node.op == "call_function"
+            and node.meta.get("phase") == "forward"
+            and self.at[node.name] == index
+            and isinstance(node.meta.get("val"), torch.Tensor)
+            and any(user.meta.get("phase") == "backward" for user in node.users)
+        ]
+        whole = dict.fromkeys(self._base(name) for name in read)
+        sizes = {name: self.local_bytes(name) for name in whole if self.at.get(name) == index}
+        small = SMALL * max(sizes.values(), default=0)
+        light: dict[str, int] = {}
+        redone: dict[str, None] = {}
+        waiting = list(sizes)
+        while waiting:
+            name = waiting.pop()
+            if name in light or name in redone or self.at.get(name) != index:
+                continue
+            node = self.nodes[name]
+            size = self.local_bytes(name)
+            if node.op == "placeholder":
+                continue
+            if size <= small or not self._cheap(node):
+                light[name] = size
+                continue
+            redone[name] = None
+            waiting += [self._base(operand.name) for operand in tensor_operands(node)]
+        again = Work()
+        for name in redone:
+            again += self.op_work(self.nodes[name])
+        inside = sum(sizes.values())
+        edge = self._input_bytes(index)
+        return inside + edge, sum(light.values()) + edge, again
+
+    def _base(self, name: str) -> str:
+        """Return the tensor that a view looks at."""
+        node = self.nodes[name]
+        while node.op == "call_function" and is_view(node.target) and tensor_operands(node):
+            node = tensor_operands(node)[0]
+        return node.name
+
+    def _cheap(self, node: fx.Node) -> bool:
+        """Tell whether an op is bound by memory traffic and has one result that can be made again."""
+        rule = node.meta.get("rule")
+        return rule is not None and not rule.flops and not is_random(node) and len(result_values(node)) == 1

@@ -1,0 +1,384 @@
+"""Search a cluster: how many stages, which schedule, how many micro-batches, and the shape of the mesh in a stage.
+
+Every candidate has a lower bound that costs next to nothing. Candidates are tried in the order of an estimate; one
+whose bound is no less than the best makespan so far is pruned, the others are placed. What is left over at the end
+proves how far the best can be from the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.errors import InfeasibleError, OptionError
+from autopar.mesh import Mesh
+
+from .cost.devices import axis_links, device, link
+from .price_regions import PricedRegion
+from .region_variants import Conditions, region_variants
+from .schedules import NAMES, SINGLE, make_schedule
+from .solve.stage_records import Region, Variant
+from .solve.stages import Placement, place_stages, quick_stages, relaxed_bound
+
+Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
+"""Prices the regions on the mesh inside a stage, for so many samples a micro-batch."""
+
+CHUNKS = (2, 4, 8)
+"""Stages a rank that interleaved schedules try."""
+
+SPARE = 0.92
+"""The part of a device's memory that a plan may fill when nothing else is asked: the rest is the runtime's own."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Nodes of equal devices; ``autopar.Cluster`` in the words that passes may use."""
+
+    num_nodes: int
+    devices_per_node: int
+    device: str
+    link_inside: str
+    link_between: str
+
+    @property
+    def num_ranks(self) -> int:
+        """All devices."""
+        return self.num_nodes * self.devices_per_node
+
+    def links(self, sizes: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the link of every axis of a mesh of ``sizes`` on all devices."""
+        return axis_links(sizes, self.devices_per_node, self.link_inside, self.link_between)
+
+    def __str__(self) -> str:
+        return f"{self.num_nodes}x{self.devices_per_node} {self.device}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration.
+
+    Attributes:
+        stages: ranks of the pipeline axis.
+        data: ranks of the data axis.
+        inner: sizes of the other axes inside a stage.
+        micro_batch: samples of a micro-batch on one data rank.
+        micro_batches: of a step.
+        schedule, chunks: its name and the stages of each rank.
+    """
+
+    stages: int
+    data: int
+    inner: tuple[int, ...]
+    micro_batch: int
+    micro_batches: int
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of all axes: pipeline, data, inner."""
+        return (self.stages, self.data, *self.inner)
+
+    def __str__(self) -> str:
+        inner = " x ".join(map(str, self.inner)) or "1"
+        name = NAMES[self.schedule] + (f" of {self.chunks}" if self.chunks > 1 else "")
+        pipeline = f"{self.stages} stages ({name})" if self.stages > 1 else "no stages"
+        return (
+            f"{pipeline} x {self.data} data x {inner} inside, {self.micro_batches} micro-batches of {self.micro_batch}"
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate with its placement."""
+
+    candidate: Candidate
+    placement: Placement
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.placement.makespan_s
+
+
+@dataclass(frozen=True)
+class ClusterSearch:
+    """What a search found.
+
+    Attributes:
+        best: the fastest.
+        considered, pruned, solved: candidates: all, those left out by a bound, those placed.
+        bound_s: no candidate is faster.
+        ranked: the best of each shape, the fastest first.
+    """
+
+    best: Found
+    considered: int
+    pruned: int
+    solved: int
+    bound_s: float
+    ranked: tuple[Found, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the bound."""
+        return max(0.0, self.best.step_s - self.bound_s) / self.best.step_s
+
+    @property
+    def status(self) -> str:
+        """``optimal`` when it is proved that no candidate is faster, else ``feasible``."""
+        return "optimal" if self.gap <= 1e-6 else "feasible"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may choose from; an empty tuple leaves it open.
+
+    Attributes:
+        stages, inner, micro_batch, micro_batches, schedules: allowed values; ``inner`` lists sizes of inner axes.
+        pinned: regions that begin a stage.
+        most_inside: ranks of a stage's inner axes at most, in those of a node.
+    """
+
+    stages: tuple[int, ...] = ()
+    inner: tuple[tuple[int, ...], ...] = ()
+    micro_batch: tuple[int, ...] = ()
+    micro_batches: tuple[int, ...] = ()
+    schedules: tuple[str, ...] = ()
+    pinned: tuple[int, ...] = ()
+    most_inside: int = 2
+
+
+def candidates(hardware: Hardware, batch: int, num_regions: int, limits: Limits) -> Iterator[Candidate]:
+    """Yield every candidate: factorisations of the cluster with every micro-batch and schedule that fits them."""
+    total = hardware.num_ranks
+    for stages in _divisors(total):
+        if stages > num_regions or (limits.stages and stages not in limits.stages):
+            continue
+        for inner in _inner_shapes(total // stages, hardware, limits):
+            data = total // stages // math.prod(inner)
+            for micro_batch in _divisors(batch // data) if batch % data == 0 else ():
+                if limits.micro_batch and micro_batch not in limits.micro_batch:
+                    continue
+                if not limits.micro_batch and micro_batch & (micro_batch - 1):
+                    continue
+                number = batch // data // micro_batch
+                if limits.micro_batches and number not in limits.micro_batches:
+                    continue
+                for schedule, chunks in _schedules(stages, num_regions, limits):
+                    yield Candidate(stages, data, inner, micro_batch, number, schedule, chunks)
+
+
+def _divisors(number: int) -> list[int]:
+    return [value for value in range(1, number + 1) if number % value == 0]
+
+
+def _inner_shapes(ranks: int, hardware: Hardware, limits: Limits) -> list[tuple[int, ...]]:
+    if limits.inner:
+        return [inner for inner in limits.inner if ranks % math.prod(inner) == 0]
+    most = limits.most_inside * hardware.devices_per_node
+    return [(size,) if size > 1 else () for size in _divisors(ranks) if size <= most]
+
+
+def _schedules(stages: int, num_regions: int, limits: Limits) -> list[tuple[str, int]]:
+    allowed = limits.schedules or ("1f1b", "gpipe", "zero_bubble", "interleaved_1f1b", "zbv")
+    if stages == 1:
+        return [("1f1b", 1)]
+    out = [(name, 1) for name in allowed if name in (*SINGLE, "zero_bubble")]
+    if "zbv" in allowed and 2 * stages <= num_regions:
+        out.append(("zbv", 2))
+    if "interleaved_1f1b" in allowed:
+        out += [("interleaved_1f1b", chunks) for chunks in CHUNKS if chunks * stages <= num_regions]
+    return out
+
+
+@dataclass(eq=False)
+class ClusterSearcher:
+    """A search over one cluster.
+
+    Args:
+        hardware: the cluster.
+        batch: samples of a step.
+        price: prices regions.
+        num_regions: of the model.
+        conditions: what all candidates share; its data axis, links and micro-batches are filled in.
+        budget: bytes of a rank.
+        limits: what may be chosen.
+    """
+
+    hardware: Hardware
+    batch: int
+    price: Price
+    num_regions: int
+    conditions: Conditions
+    budget: int
+    limits: Limits = Limits()
+    priced: dict[tuple[tuple[int, ...], int], tuple[PricedRegion, ...]] = field(default_factory=dict)
+    made: dict[tuple[tuple[int, ...], int], tuple[Region, ...]] = field(default_factory=dict)
+
+    def regions(self, candidate: Candidate) -> tuple[Region, ...]:
+        """Return the regions of a candidate with their variants."""
+        same = (candidate.sizes, candidate.micro_batch)
+        if same not in self.made:
+            self.made[same] = self._regions(candidate)
+        return self.made[same]
+
+    def _regions(self, candidate: Candidate) -> tuple[Region, ...]:
+        key = (candidate.inner, candidate.micro_batch)
+        links = self.hardware.links(candidate.sizes)
+        if key not in self.priced:
+            sizes = candidate.inner or (1,)
+            names = ("inner",) if len(sizes) == 1 else tuple(f"inner{at}" for at in range(len(sizes)))
+            mesh = Mesh(sizes, names, self.hardware.device, links[2:] or (self.hardware.link_inside,))
+            self.priced[key] = self.price(mesh, candidate.micro_batch)
+        conditions = replace(
+            self.conditions,
+            data=candidate.data,
+            data_link=link(links[1]),
+            stage_link=link(links[0]),
+            micro_batches=candidate.micro_batches,
+        )
+        return region_variants(self.priced[key], conditions)
+
+    def bound(self, candidate: Candidate, regions: Sequence[Region]) -> float:
+        """Return a lower bound on a candidate's makespan: a rank's share of the work; infinite when nothing fits."""
+        number, stages = candidate.micro_batches, candidate.stages
+        kinds = Counter(region.variants for region in regions)
+        state = sum(count * min(v.state_bytes for v in kind) for kind, count in kinds.items())
+        if state > self.budget * stages:
+            return math.inf
+        share = sum(count * min(_work(v, number) + v.step_s for v in kind) for kind, count in kinds.items()) / stages
+        if candidate.schedule not in SINGLE or stages == 1:
+            return share
+        turned = sum(
+            count * min(_work(v, 1) + _rest(v, number, stages) / stages for v in kind) for kind, count in kinds.items()
+        )
+        return max(share, turned)
+
+    def place(self, candidate: Candidate) -> Found | None:
+        """Return a candidate's placement; None when none was found that fits."""
+        schedule = make_schedule(candidate.schedule, candidate.stages, candidate.micro_batches, candidate.chunks)
+        placement = quick_stages(self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned)
+        return Found(candidate, placement) if placement is not None else None
+
+    def search(self, *, exact_regions: int = 12, most_relaxed: int = 24) -> ClusterSearch:
+        """Return the fastest candidate.
+
+        Args:
+            exact_regions: up to so many regions the best placements are made exact by the integer program.
+            most_relaxed: for deeper models, how many of the lowest bounds are raised by relaxed programs.
+
+        Raises:
+            OptionError: there is no candidate: the batch, the stages or the limits do not divide.
+            InfeasibleError: nothing fits the budget; it names the least that does.
+        """
+        waiting = self._ordered()
+        if not waiting:
+            raise OptionError(
+                f"no mesh of {self.hardware} divides a batch of {self.batch} as asked ({self.limits}); change the "
+                "batch, or allow more stages, micro-batches or inner sizes"
+            )
+        best: Found | None = None
+        solved: list[tuple[float, Found]] = []
+        pruned = 0
+        for _, bound_s, candidate in waiting:
+            if bound_s >= (best.step_s if best else math.inf):
+                pruned += 1
+                continue
+            found = self.place(candidate)
+            if found is None:
+                pruned += 1
+                continue
+            solved.append((max(bound_s, found.placement.bound_s), found))
+            if best is None or found.step_s < best.step_s:
+                best = found
+        if best is None:
+            raise self._too_small(waiting)
+        best, bound_s = self._prove(best, solved, exact_regions, most_relaxed)
+        ranked = sorted((one for _, one in solved), key=lambda one: (one.step_s, one.candidate.sizes))
+        return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]))
+
+    def _ordered(self) -> list[tuple[float, float, Candidate]]:
+        """Return all candidates with an estimate and a bound, the best estimate first."""
+        out = []
+        for candidate in candidates(self.hardware, self.batch, self.num_regions, self.limits):
+            bound_s = self.bound(candidate, self.regions(candidate))
+            idle = (candidate.stages - 1) / candidate.chunks / candidate.micro_batches
+            idle *= 0.4 if candidate.schedule in ("zero_bubble", "zbv") else 1.0
+            out.append((bound_s * (1.0 + idle), bound_s, candidate))
+        return sorted(out, key=lambda row: (row[0], row[1], row[2].sizes, row[2].schedule, row[2].chunks))
+
+    def _prove(
+        self, best: Found, solved: Sequence[tuple[float, Found]], exact_regions: int, most_relaxed: int
+    ) -> tuple[Found, float]:
+        """Raise the bounds of the candidates that might still be faster, and take what turns out to be."""
+        bound_s = math.inf
+        for number, (low_s, found) in enumerate(sorted(solved, key=lambda row: row[0])):
+            if low_s >= best.step_s:
+                break
+            if self.num_regions <= exact_regions:
+                exact = self._exact(found, best.step_s)
+                if exact is not None and exact.step_s < best.step_s:
+                    best = exact
+                low_s = max(low_s, exact.placement.bound_s if exact is not None else best.step_s)
+            elif number < most_relaxed:
+                low_s = max(low_s, self._relaxed(found, best.step_s))
+            bound_s = min(bound_s, low_s)
+        return best, min(bound_s, best.step_s)
+
+    def _exact(self, found: Found, cutoff_s: float) -> Found | None:
+        placement = place_stages(
+            self.regions(found.candidate),
+            found.placement.schedule,
+            self.budget,
+            pinned=self.limits.pinned,
+            cutoff_s=cutoff_s,
+        )
+        return None if placement is None else Found(found.candidate, placement)
+
+    def _relaxed(self, found: Found, enough_s: float) -> float:
+        return relaxed_bound(
+            self.regions(found.candidate),
+            found.placement.schedule,
+            self.budget,
+            paths=[found.placement.simulation.path],
+            enough_s=enough_s,
+            max_rounds=12,
+        )
+
+    def _too_small(self, waiting: Sequence[tuple[float, float, Candidate]]) -> InfeasibleError:
+        """Return the error that names the least memory, and the least number of devices that would do."""
+        least = math.inf
+        total = 0
+        for _, _, candidate in waiting:
+            regions = self.regions(candidate)
+            states = [min(v.state_bytes for v in region.variants) for region in regions]
+            rest = [min(v.saved_bytes + v.working_bytes for v in region.variants) for region in regions]
+            each = max(sum(states) / candidate.stages, max(states)) + max(rest)
+            if each < least:
+                least, total = each, math.ceil(self.hardware.num_ranks * each / self.budget)
+        per_node = self.hardware.devices_per_node
+        total = -(-total // per_node) * per_node
+        return InfeasibleError(
+            f"no split of the model fits into {self.budget / 1e9:.1f} GB a device on {self.hardware}; a device needs "
+            f"about {least / 1e9:.1f} GB, so about {total} such devices would do: use at least as many, devices with "
+            "more memory, a smaller batch or another optimizer",
+            math.ceil(least),
+        )
+
+
+def _work(variant: Variant, number: int) -> float:
+    return number * (variant.forward_s + variant.input_s + variant.weight_s)
+
+
+def _rest(variant: Variant, number: int, stages: int) -> float:
+    """Return the work of a stage behind its first backward, in the stage that has least of it."""
+    return max(0, number - stages) * variant.forward_s + (number - 1) * (variant.input_s + variant.weight_s)
+
+
+def hardware_conditions(hardware: Hardware, optimizer: str) -> Conditions:
+    """Return the conditions of a search with nothing else known about the software."""
+    one = link(hardware.link_inside)
+    return Conditions(device(hardware.device), 1, one, one, 1, optimizer)
