@@ -47,6 +47,7 @@ def verify(
     from autopar.passes.annotate import annotate
     from autopar.runtime.shadow import Source, append_loss, count_targets
     from autopar.runtime.signature import take_apart
+    from autopar.runtime.verify_pipeline import verify_pipeline
     from autopar.runtime.verify_ranks import verify_ranks
 
     check_module(model)
@@ -63,7 +64,8 @@ def verify(
         append_loss(model, loss, count_targets(loss))
     call = take_apart(model, args, named, device=None)
     program = annotate(Source.of(model, None).capture(call, given.mesh, "global", given.options.outputs))
-    verify_ranks(model, program, given, args, named, rtol=rtol, optimizer=optimizer)
+    check = verify_ranks if given.pipeline is None else verify_pipeline
+    check(model, program, given, args, named, rtol=rtol, optimizer=optimizer)
 
 
 def _global_batch(leaf: Any, parts: int) -> Any:

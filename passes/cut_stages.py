@@ -64,7 +64,9 @@ def cut_stages(
     Raises:
         LoweringError: the cuts make a value travel against the order of the stages.
     """
-    placing = place_nodes(local.joint.graph, local.inputs, stages, num_stages, again)
+    placing = place_nodes(
+        local.joint.graph, local.inputs, local.outputs, stages, num_stages, again, once=num_micro_batches == 1
+    )
     return _Cutter(local, placing, num_stages, num_micro_batches, split_backward, callable_segments).run()
 
 

@@ -20,7 +20,7 @@ from .rules.rule import Choice, Rule
 AXIS = "micro_batch"
 """The name of the axis in time."""
 
-_SLICE, _COMPLETE, _JOIN, _NEVER = 1, 100, 10_000, 10**9
+_SLICE, _WHOLE, _COMPLETE, _JOIN, _NEVER = 1, 10, 100, 10_000, 10**9
 
 
 def choose_micro_batches(program: Program, count: int) -> dict[str, Choice]:
@@ -190,8 +190,10 @@ def _cost(state: _State, code: int) -> int:
     """Return what it costs that an operand in ``state`` is wanted in ``code``."""
     if is_partial(code):
         return 0 if state.code == code and not state.free else _NEVER
-    if state.code == code or (state.free and code == REPLICATE):
+    if state.code == code:
         return 0
+    if state.free and code == REPLICATE:
+        return _WHOLE
     if state.free or state.code == REPLICATE:
         return _SLICE
     if is_partial(state.code):

@@ -156,6 +156,7 @@ def _moving(made: list[_Cutting]) -> list[str]:
 def _finish(program: Program, cutting: _Cutting, count: int, staged: bool) -> Program:
     graph = cutting.graph
     _move_masks(cutting)
+    _total_outputs(graph, count)
     if staged:
         _total_summands(graph)
     _drop_dead(graph)
@@ -206,6 +207,20 @@ def _move_masks(cutting: _Cutting) -> None:
         node.replace_all_uses_with(part)
         cutting.graph.erase_node(node)
         part._rename(name)
+
+
+def _total_outputs(graph: fx.Graph, count: int) -> None:
+    """Hand out, as a total, every output that each micro-batch has whole: of the only one, or after random numbers."""
+    output = graph.output_node()
+    moves = varying(graph, {INDEX: None})
+    totals: dict[fx.Node, fx.Node] = {}
+    for end in output.all_input_nodes:
+        if end.op == "call_function" and (moves[end] or count == 1):
+            with graph.inserting_after(end):
+                totals[end] = graph.create_node("call_function", OVER, (end, "same"), name=f"{end.name}_total")
+            kept = ("val", "phase", "module", "source")
+            totals[end].meta = {key: value for key, value in end.meta.items() if key in kept}
+    output.args = fx.node.map_arg(output.args, lambda end: totals.get(end, end))
 
 
 def _total_summands(graph: fx.Graph) -> None:

@@ -10,7 +10,7 @@ from torch import fx
 from autopar.errors import LoweringError
 
 from .micro_batches import INDEX, completes
-from .program import Input, is_getitem, is_random
+from .program import Input, Output, is_getitem, is_random
 from .stage_pieces import BACKWARD, BEGIN, COMPLETE, END, FORWARD, TURN
 
 _EVERYWHERE = frozenset({"input", "buffer", "tangent"})
@@ -36,9 +36,12 @@ class Placing:
 def place_nodes(
     graph: fx.Graph,
     inputs: Sequence[Input],
+    outputs: Sequence[Output],
     stages: Mapping[str, int],
     num_stages: int,
     again: Collection[fx.Node] = (),
+    *,
+    once: bool = False,
 ) -> Placing:
     """Return when and where every node of a lowered joint graph runs.
 
@@ -46,17 +49,18 @@ def place_nodes(
         stages: name of a global forward op -> stage; nodes know theirs by ``meta["origin"]``.
         again: nodes that shall run once a micro-batch though they are the same in each (a parameter that is gathered
             for each use rather than kept).
+        once: there is one micro-batch, which does all that reads parameters.
 
     Raises:
         LoweringError: a value would have to travel against the order of the stages.
     """
     placing = Placing()
     kinds = {role.node: role.kind for role in inputs}
-    loops = _loops(graph, again)
-    _set_when(graph, loops, placing)
     _set_free(graph, kinds, placing)
+    loops = _all_but_totals(graph, placing) if once else _loops(graph, again)
+    _set_when(graph, loops, placing)
     _place_forward(graph, kinds, stages, num_stages, placing)
-    _place_backward(graph, stages, num_stages, placing)
+    _place_backward(graph, stages, num_stages, _floors(graph, outputs, placing), placing)
     return placing
 
 
@@ -76,6 +80,18 @@ def _loops(graph: fx.Graph, again: Collection[fx.Node]) -> set[fx.Node]:
             below.add(node)
     for node in reversed(list(graph.nodes)):
         if node in below and node.users and all(user in out and user.op != "output" for user in node.users):
+            out.add(node)
+    return out
+
+
+def _all_but_totals(graph: fx.Graph, placing: Placing) -> set[fx.Node]:
+    """Return the nodes of the only micro-batch: all that any stage alone computes, up to the totals."""
+    after: set[fx.Node] = set()
+    out: set[fx.Node] = set()
+    for node in graph.nodes:
+        if completes(node) or any(source in after for source in node.all_input_nodes):
+            after.add(node)
+        elif node.op == "call_function" and node not in placing.free:
             out.add(node)
     return out
 
@@ -147,7 +163,27 @@ def _place_forward(
             stage[node] = max(sources)
 
 
-def _place_backward(graph: fx.Graph, stages: Mapping[str, int], num_stages: int, placing: Placing) -> None:
+def _floors(graph: fx.Graph, outputs: Sequence[Output], placing: Placing) -> dict[fx.Node, int]:
+    """Return the least stage of backward nodes: gradients flow down, to the stage that keeps the parameter."""
+    keeps = {node.name: stage for node, stage in placing.stage.items() if node.op == "placeholder"}
+    output = graph.output_node()
+    floors: dict[fx.Node, int] = {}
+    for role, end in zip(outputs, output.args[0]):  # type: ignore[arg-type]
+        if role.kind == "gradient" and isinstance(end, fx.Node):
+            floors[end] = max(floors.get(end, 0), keeps.get(role.of, 0))
+    for node in reversed(list(graph.nodes)):
+        for source in node.all_input_nodes if node in floors else ():
+            floors[source] = max(floors.get(source, 0), floors[node])
+    return floors
+
+
+def _place_backward(
+    graph: fx.Graph,
+    stages: Mapping[str, int],
+    num_stages: int,
+    floors: Mapping[fx.Node, int],
+    placing: Placing,
+) -> None:
     own = [n for n in graph.nodes if _placed(n, placing) and n.meta.get("phase") == "backward"]
     stage = placing.stage
     later: list[fx.Node] = []
@@ -166,11 +202,11 @@ def _place_backward(graph: fx.Graph, stages: Mapping[str, int], num_stages: int,
         saved = [stage[s] for s in node.all_input_nodes if s in stage and s.meta.get("phase") != "backward"]
         home = _home(node, stages)
         wanted = high if home is None or completes(node) else home
-        stage[node] = min(max([wanted, *saved]), high)
+        stage[node] = min(max([wanted, floors.get(node, 0), *saved]), high)
     for node in reversed(later):
         users = [stage[user] for user in node.users if user in stage]
         saved = [stage[s] for s in node.all_input_nodes if s in stage and s.meta.get("phase") != "backward"]
-        stage[node] = max(users, default=max(saved, default=num_stages - 1))
+        stage[node] = max([*(users or saved or [num_stages - 1]), floors.get(node, 0)])
     for node in own:
         if is_getitem(node) and node.args[0] in stage:
             stage[node] = stage[node.args[0]]  # type: ignore[index]

@@ -43,7 +43,7 @@ class Total:
         name: of the whole.
         part: what a micro-batch gives.
         when: ``forward`` or ``backward``: the loop that gives the parts.
-        op: ``sum``, ``max``, ``min``, ``product``, or ``join``.
+        op: ``sum``, ``max``, ``min``, ``product``, ``same`` (the first is the whole), or ``join``.
         dim: along which ``join`` puts the parts side by side.
     """
 

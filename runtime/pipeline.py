@@ -133,10 +133,10 @@ class Stage:
         part = self.value(total.part, micro_batch)
         if total.op == "join":
             self.joins.setdefault(total.name, {})[micro_batch] = part
-        elif total.name in self.sums:
+        elif total.name in self.sums and total.op != "same":
             self.sums[total.name] = self.engine.reduce(total.op, self.sums[total.name], part)
         else:
-            self.sums[total.name] = part
+            self.sums.setdefault(total.name, part)
 
     def _complete(self, when: str) -> None:
         for total in self.pieces.totals:

@@ -94,9 +94,9 @@ def verify_ranks(
         result = None
         try:
             result = simulate_step(programs, reference.values)
-            faults = _differences(program, result, reference, rtol)
+            faults = differences(program, result, reference, rtol)
             if not faults:
-                faults = _step_differences(
+                faults = step_differences(
                     program, programs, result, reference, optimizer or plan.options.optimizer, rtol
                 )
         except MismatchError as error:
@@ -180,7 +180,8 @@ def _coarsest(program: Program) -> torch.dtype:
     return max(sorted(dtypes & RELATIVE.keys(), key=str), key=RELATIVE.__getitem__, default=torch.float32)
 
 
-def _differences(program: Program, result: StepResult, reference: Reference, rtol: float | None) -> list[str]:
+def differences(program: Program, result: StepResult, reference: Reference, rtol: float | None) -> list[str]:
+    """Return one text an output, gradient or buffer that is not what the original computes."""
     found = list(zip(program.outputs, result.values))
     scale, coarsest = _largest(reference.values.values()) / 16, _coarsest(program)
     leaves = {role.index: (role, value) for role, value in found if role.kind == "output"}
@@ -262,7 +263,7 @@ def make_optimizer(name: str, parameters: list[torch.Tensor]) -> torch.optim.Opt
     return kind(parameters, lr=_LEARNING_RATE, **options)
 
 
-def _step_differences(
+def step_differences(
     program: Program,
     programs: Sequence[LocalProgram],
     result: StepResult,

@@ -4,9 +4,10 @@
 
 - ``micro_batch`` cuts the part that belongs to the micro-batch out of a tensor of the whole batch;
 - ``bernoulli_part`` is ``bernoulli`` whose piece moves by ``step`` along ``dim`` from one micro-batch to the next;
-- ``over_micro_batches`` marks a value of one micro-batch of which the sum (or maximum, ...) over all is meant, and
-  ``join_micro_batches`` one of which the concatenation is meant. Who runs the program accumulates what goes in, and
-  hands out the whole when the last micro-batch is done; run by themselves they see one micro-batch alone.
+- ``over_micro_batches`` marks a value of one micro-batch of which the reduction over all is meant (``sum``, ``max``,
+  ``min``, ``product``), or which is the ``same`` in all, and ``join_micro_batches`` one of which the concatenation is
+  meant. Who runs the program accumulates what goes in, and hands out the whole when the last micro-batch is done; run
+  by themselves they see one micro-batch alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def over_micro_batches(node: fx.Node) -> Rule:
     names, op = letters(len(shape_of(node))), str(arguments(node)["op"])
     if op == "sum":
         return make_rule(node, [names], [names], linear=linear_groups(node, (0,)))
-    return make_rule(node, [names], [names], through=((op, (0,)),))
+    return make_rule(node, [names], [names], through=() if op == "same" else ((op, (0,)),))
 
 
 @rule(BERNOULLI_PART)

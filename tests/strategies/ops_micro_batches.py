@@ -26,7 +26,7 @@ def enter_micro_batches() -> None:
 
     @generates(autopar.over_micro_batches.default, dtypes=WIDE)
     def over_micro_batches(d: Draw) -> Arguments:
-        return (d.float(*d.shape()), d.of(["sum", "max", "min", "product"])), {}
+        return (d.float(*d.shape()), d.of(["sum", "max", "min", "product", "same"])), {}
 
     @generates(autopar.bernoulli_part.default, dtypes=WIDE)
     def bernoulli_part(d: Draw) -> Arguments:
