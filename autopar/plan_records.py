@@ -96,9 +96,10 @@ class MemoryTable(Struct, frozen=True, kw_only=True):
         inputs_bytes: of inputs and outputs, at the highest moment of the lowered program.
         temporaries_bytes: of everything that no other row counts, gathered copies among it, at that moment.
         gather_bytes: of the largest single gather, at any time.
-        peak_bytes: everything that is alive at the highest moment; 0 where the plan was not lowered. The budget bounds
-            it as well.
+        peak_bytes: everything that is alive at the highest moment; 0 where the plan was not lowered.
         peak_at: the node of the lowered program that runs then.
+        reserve_bytes: how much less than the budget is kept, so that the highest moment fits as well; the plan is
+            optimal among those that keep so much less.
     """
 
     parameters_bytes: int
@@ -112,6 +113,7 @@ class MemoryTable(Struct, frozen=True, kw_only=True):
     gather_bytes: int = 0
     peak_bytes: int = 0
     peak_at: str = ""
+    reserve_bytes: int = 0
 
 
 class SolverReport(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopar.mesh import Mesh
 from autopar.plans import Options, Plan
 
@@ -9,6 +11,7 @@ from .annotate import annotate
 from .apply_constraints import apply_constraints
 from .cost.fusion import mark_traffic
 from .emit_plan import emit_plan
+from .fit_memory import fit_memory
 from .fold import fold, no_fold
 from .name_roles import name_roles
 from .predict_memory import predict_memory
@@ -19,7 +22,13 @@ from .solve.problem import build_problem
 
 
 def make_plan(
-    program: Program, mesh: Mesh, options: Options | None = None, *, folded: bool = True, reduced: bool = True
+    program: Program,
+    mesh: Mesh,
+    options: Options | None = None,
+    *,
+    folded: bool = True,
+    reduced: bool = True,
+    lowered: bool = True,
 ) -> Plan:
     """Return the optimal plan of a program on a mesh. Deterministic: the same question gives the same bytes.
 
@@ -29,6 +38,7 @@ def make_plan(
         options: budget, constraints, optimizer, inputs and outputs.
         folded: repeated blocks share their decisions.
         reduced: dominated strategies are left out before the solver sees them; never changes the optimum.
+        lowered: the budget also bounds what is alive at once in the lowered program, not only what is kept.
 
     Raises:
         InfeasibleError: no plan fits the memory budget; it names the least one that has a plan.
@@ -48,5 +58,9 @@ def make_plan(
         mark_traffic(program, repeated.class_of)
     folding = repeated if folded else no_fold(program)
     problem = build_problem(program, prices, options, folding, constraints=constraints, drop_dominated=reduced)
-    plan = emit_plan(program, mesh, options, decide(problem, dominate=reduced), roles=roles)
-    return predict_memory(program, plan)
+
+    def solve(budget: int | None) -> Plan:
+        decided = decide(replace(problem, budget=budget), dominate=reduced)
+        return predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
+
+    return fit_memory(solve, options.memory) if lowered else solve(options.memory)

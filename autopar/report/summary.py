@@ -84,9 +84,13 @@ def memory_text(plan: PlanRecord) -> str:
     if budget is not None:
         rows.append(("budget", format_bytes(budget), f"{format_share(memory.total_bytes, budget)} used"))
     if memory.peak_bytes:
-        rows.append((f"alive at once, at most (at {memory.peak_at})", format_bytes(memory.peak_bytes), ""))
+        over = budget is not None and memory.peak_bytes > budget
+        what = f"alive at once, at most (at {memory.peak_at})"
+        rows.append((what, format_bytes(memory.peak_bytes), "beyond the budget" if over else ""))
         rows.append(("  temporaries among it", format_bytes(memory.temporaries_bytes), ""))
         rows.append(("largest gather", format_bytes(memory.gather_bytes), ""))
+    if memory.reserve_bytes:
+        rows.append(("reserve of the budget for that", format_bytes(memory.reserve_bytes), ""))
     return table(("part", "bytes", "share"), rows, right=("bytes", "share"))
 
 
