@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from .cost.compute import compute_dtype, op_seconds, product_of
+from .cost.compute import compute_dtype, numbers_drawn, op_seconds, product_of
 from .cost.fusion import ALONE, Traffic
 from .program import result_values, tensor_operands
 from .rules.rule import Choice, Rule
@@ -86,6 +86,7 @@ class StrategyTable:
             rule.through,
             rule.same,
             rule.flops,
+            rule.random,
             tuple((tuple(value.shape), value.dtype) for value in (*operands, *results)),
             traffic,
         )
@@ -149,6 +150,7 @@ def enumerate_strategies(
         prices.device,
         product=product_of(rule, lengths),
         launches=traffic.launches,
+        drawn=numbers_drawn(rule, results),
     )
     out = Strategies(sides[0], sides[1], seconds, np.zeros(len(rows), dtype=np.int64), rows).take(legal)
     return _cheapest_of_each(out) if drop_dominated else out

@@ -1,9 +1,8 @@
 """Measure the machine that it runs on, and write a device and link profile that prices plans.
 
-Matrix products by shape and dtype, a stream through memory, the launch of a small op, and, when there are processes,
-every collective by size on the actual group. Sizes grow until a measurement takes long enough to be trusted; the least
-of several repetitions counts, because other work on the machine only ever adds. Figures are fitted to the forms that
-``passes/cost`` prices with.
+Matrix products by shape and dtype, a stream through caches and memory, the call of a small op and of a view, attention
+and convolution beside plain products, random numbers, and, when there are processes, every collective by size on the
+actual group. ``measure.py`` says how time is taken. Figures are fitted to the forms that ``passes/cost`` prices with.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -27,14 +25,16 @@ from scipy.optimize import minimize
 from autopar.errors import OptionError
 from autopar.passes.cost.collectives import collective_seconds
 from autopar.passes.cost.devices import Device, Link
+from autopar.runtime.measure import Meter
+from autopar.runtime.measure_ops import draw_seconds, measured_shares, stream_curve
 
 _ops = torch.ops._c10d_functional
 
-REPEATS = 5
 PRODUCT_SIZES = ((64, 64, 64), (256, 256, 256), (512, 64, 512), (1024, 1024, 1024), (2048, 128, 2048))
 """``m, n, k`` of the products measured first; larger ones follow until one takes ``LONG_S``."""
 
 LONG_S = 0.05
+CALLS = 100
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MESSAGE_BYTES = tuple(2**power for power in range(10, 27, 2))
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -52,17 +52,20 @@ def calibrate(device: torch.device | str = "cpu", *, budget_s: float = 60.0) -> 
         budget_s: seconds that products and collectives may take, each about half.
     """
     where = torch.device(device)
-    products = _products(where, budget_s / 2)
-    launch_s = _launch_seconds(where)
-    stream = _stream_bytes_per_s(where)
-    profile = _device_profile(where, products, launch_s, stream)
-    measured: dict[str, Any] = {"products": products}
+    meter = Meter(where)
+    meter.observe()
+    products = _products(meter, budget_s / 2)
+    figures = _measured_figures(meter)
+    meter.observe()
+    moves = _collectives(meter, budget_s / 2) if meter.num_ranks > 1 else []
+    meter.observe()
+    profile = _device_profile(where, products, figures, meter.slowdown)
+    measured: dict[str, Any] = {"products": products, "slowdown": meter.slowdown}
     links: dict[str, Any] = {}
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        moves = _collectives(where, budget_s / 2)
+    if moves:
         measured["collectives"] = moves
-        links["group"] = _link_profile(moves, dist.get_world_size(), _priced_on(profile))
-        profile["devices_per_node"] = dist.get_world_size()
+        links["group"] = _link_profile(moves, meter.num_ranks, _priced_on(profile))
+        profile["devices_per_node"] = meter.num_ranks
     return {"device": profile, "links": links, "measurements": measured}
 
 
@@ -130,30 +133,7 @@ def name_links(profile: dict[str, Any], path: str) -> dict[str, Any]:
     return {**profile, "device": {**profile["device"], "link_inside": name, "link_between": name}}
 
 
-def _least_seconds(work: Callable[[], Any], device: torch.device, patience_s: float = math.inf) -> float:
-    """Return the least seconds of a few calls after one that warms up; of fewer when ``patience_s`` are over.
-
-    Collectives need all their calls on every rank, so their patience is endless.
-    """
-    least = math.inf
-    begin = time.perf_counter()
-    for turn in range(REPEATS + 1):
-        start = time.perf_counter()
-        work()
-        _wait(device)
-        if turn or time.perf_counter() - begin > patience_s:
-            least = min(least, time.perf_counter() - start)
-        if time.perf_counter() - begin > patience_s:
-            break
-    return least
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _products(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
+def _products(meter: Meter, budget_s: float) -> list[dict[str, Any]]:
     """Return a row a product measured: dtype, sizes, seconds, flops a second."""
     out = []
     for name, dtype in DTYPES.items():
@@ -162,8 +142,8 @@ def _products(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
         for m, n, k in sizes:
             if time.perf_counter() - begin > budget_s / len(DTYPES):
                 break
-            a, b = (torch.ones(shape, dtype=dtype, device=device) for shape in ((m, k), (k, n)))
-            seconds = _least_seconds(lambda a=a, b=b: a @ b, device, budget_s / 10)  # type: ignore[misc]
+            a, b = (torch.ones(shape, dtype=dtype, device=meter.device) for shape in ((m, k), (k, n)))
+            seconds = meter.seconds(lambda a=a, b=b: a @ b, budget_s / 10)  # type: ignore[misc]
             out.append({"dtype": name, "m": m, "n": n, "k": k, "s": seconds, "flops_per_s": 2 * m * n * k / seconds})
             longest = min(LONG_S, budget_s / 100)
             if (m, n, k) == sizes[-1] and seconds < longest and m < LARGEST_SIDE:
@@ -171,31 +151,28 @@ def _products(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
     return out
 
 
-def _launch_seconds(device: torch.device) -> float:
-    """Return the seconds of one op on a tensor of one element, in a long row of them."""
-    one, count = torch.ones(1, device=device), 500
-
-    def work() -> None:
-        x = one
-        for _ in range(count):
-            x = x + 1
-
-    return _least_seconds(work, device, 1.0) / count
-
-
-def _stream_bytes_per_s(device: torch.device) -> float:
-    """Return the bytes a second of adding one to a tensor that no cache holds."""
-    x = torch.ones(32 * 2**20, device=device)
-    y = torch.empty_like(x)
-    return 2 * x.numel() * 4 / _least_seconds(lambda: torch.add(x, 1, out=y), device, 1.0)
+def _measured_figures(meter: Meter) -> dict[str, Any]:
+    """Return what small ops, streams, attention, convolution and random numbers take, as a profile's figures."""
+    aten = torch.ops.aten
+    one = torch.ones(1, device=meter.device)
+    launch_s = meter.seconds(lambda: [aten.add.Tensor(one, 1) for _ in range(CALLS)], 1.0) / CALLS
+    curve = stream_curve(meter, launch_s)
+    figures: dict[str, Any] = {"launch_s": launch_s, "memory_bytes_per_s": curve[-1][1]}
+    if meter.device.type == "cpu":
+        figures["view_s"] = meter.seconds(lambda: [aten.view.default(one, [1, 1]) for _ in range(CALLS)], 1.0) / CALLS
+        figures["stream_curve"] = curve
+        figures["draw_s"] = draw_seconds(meter)
+        figures["attention_flops_per_s"], figures["convolution_flops_per_s"] = measured_shares(meter)
+    return figures
 
 
 def _device_profile(
-    device: torch.device, products: list[dict[str, Any]], launch_s: float, stream: float
+    device: torch.device, products: list[dict[str, Any]], measured: dict[str, Any], slowdown: float
 ) -> dict[str, Any]:
+    """Return the profile of the device; rates and seconds are those of the wall clock while all ranks compute."""
     best: dict[str, float] = {}
     for row in products:
-        best[row["dtype"]] = max(best.get(row["dtype"], 0.0), row["flops_per_s"])
+        best[row["dtype"]] = max(best.get(row["dtype"], 0.0), row["flops_per_s"] / slowdown)
     best.setdefault("float32", max(best.values()))
     best["float64"] = best["float32"] / 2
     units, memory = 1, _memory_bytes()
@@ -206,9 +183,9 @@ def _device_profile(
     figures: dict[str, Any] = {
         "peak_flops": dict(sorted(best.items())),
         "achievable": 1.0,
-        "memory_bytes_per_s": stream,
+        "memory_bytes_per_s": measured["memory_bytes_per_s"] / slowdown,
         "memory_achievable": 1.0,
-        "launch_s": launch_s,
+        "launch_s": measured["launch_s"] * slowdown,
         "memory_bytes": memory,
         "num_units": units,
         "fuses": device.type == "cuda",
@@ -216,6 +193,15 @@ def _device_profile(
         "link_inside": "shared_memory",
         "link_between": "shared_memory",
     }
+    if "view_s" in measured:
+        rate = best["float32"] * slowdown
+        kinds = {kind: measured[f"{kind}_flops_per_s"] / rate for kind in ("attention", "convolution")}
+        figures |= {
+            "view_s": measured["view_s"] * slowdown,
+            "draw_s": measured["draw_s"] * slowdown,
+            "shares": kinds,
+            "stream_curve": [[size, speed / slowdown] for size, speed in measured["stream_curve"]],
+        }
     return {
         "description": f"{device.type} of {platform.machine()}",
         **figures,
@@ -227,22 +213,18 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _collectives(device: torch.device, budget_s: float) -> list[dict[str, Any]]:
-    """Return a row a collective and size measured: kind, bytes of the whole tensor, seconds of the slowest rank."""
+def _collectives(meter: Meter, budget_s: float) -> list[dict[str, Any]]:
+    """Return a row a collective and size measured: kind, bytes of the whole tensor, seconds."""
     out = []
-    world = dist.get_world_size()
+    world = meter.num_ranks
     dist.barrier()
     begin = time.perf_counter()
     for size in MESSAGE_BYTES:
         for kind in KINDS:
-            x = torch.ones(max(world, size // 4 // world * world), device=device)
+            x = torch.ones(max(world, size // 4 // world * world), device=meter.device)
             work = partial(_run_collective, kind, x if kind != "all_gather" else x[: x.numel() // world].clone(), world)
-            seconds = torch.tensor([_least_seconds(work, device)], dtype=torch.float64, device=device)
-            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-            out.append({"kind": kind, "bytes": x.numel() * 4, "s": float(seconds)})
-        late = torch.tensor([float(time.perf_counter() - begin > budget_s)], device=device)
-        dist.all_reduce(late, op=dist.ReduceOp.MAX)
-        if float(late):
+            out.append({"kind": kind, "bytes": x.numel() * 4, "s": meter.collective_seconds(work)})
+        if meter.any(time.perf_counter() - begin > budget_s):
             break
     return out
 

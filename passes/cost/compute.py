@@ -49,11 +49,22 @@ def is_view(target: Any) -> bool:
     return str(getattr(target, "overloadpacket", target)) in VIEWS
 
 
-ATTENTION: frozenset[str] = frozenset(("autopar.attention", "autopar.attention_backward"))
-"""Fused attention kernels."""
-
 ATTENTION_SHARE = 0.62
 """The part of a device's achievable matmul rate that fused attention reaches (docs/costs.md)."""
+
+KINDS: dict[str, str] = {
+    "autopar.attention": "attention",
+    "autopar.attention_backward": "attention",
+    "aten.convolution": "convolution",
+    "aten.convolution_backward": "convolution",
+}
+"""Ops whose kernels reach another part of a device's achievable rate than plain products -> their kind."""
+
+
+def share_of(target: Any, device: Device) -> float:
+    """Return the part of the achievable rate that an op's kernels reach: the profile's own, or the usual one."""
+    kind = KINDS.get(str(getattr(target, "overloadpacket", target)), "")
+    return device.shares.get(kind, ATTENTION_SHARE if kind == "attention" else 1.0)
 
 
 def op_seconds(
@@ -65,8 +76,9 @@ def op_seconds(
     *,
     product: Product | None = None,
     launches: float = 1.0,
+    drawn: float = 0.0,
 ) -> Numbers:
-    """Return the seconds of one op on its local tensors; views are free.
+    """Return the seconds of one op on its local tensors; views cost a call at most.
 
     Args:
         target: the op.
@@ -76,17 +88,27 @@ def op_seconds(
         device: where it runs.
         product: the local sizes if it is a matrix product.
         launches: kernels started: 0 for an op that runs in the kernel of another one.
+        drawn: random numbers drawn.
     """
     if is_view(target):
-        return flops * 0.0
-    launch_s = launches * device.launch_s
+        return flops * 0.0 + device.view_s
+    launch_s = launches * device.launch_s + drawn * device.draw_s
+    share = share_of(target, device)
     if product is not None:
-        return product_seconds(product, bytes_moved, dtype, device) + launch_s  # type: ignore[return-value,arg-type]
-    rate = device.flops_per_s(dtype)
-    if str(getattr(target, "overloadpacket", target)) in ATTENTION:
-        rate *= ATTENTION_SHARE
-    times = np.maximum(flops / rate, bytes_moved / device.stream_bytes_per_s)
+        return product_seconds(product, bytes_moved, dtype, device) / share + launch_s  # type: ignore[return-value,arg-type]
+    rate = device.flops_per_s(dtype) * share
+    times = np.maximum(flops / rate, device.stream_seconds(bytes_moved))
     return times + launch_s  # type: ignore[no-any-return]
+
+
+def numbers_drawn(rule: Rule, results: Sequence[torch.Tensor]) -> float:
+    """Return how many random numbers an op draws on every rank: those of the whole tensor, of which it keeps a piece.
+
+    Args:
+        rule: of the op.
+        results: tensors of the global shapes.
+    """
+    return float(sum(value.numel() for value in results)) if rule.random else 0.0
 
 
 def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Product | None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from autopar.errors import MeshError
 from autopar.mesh import Mesh
@@ -56,6 +57,11 @@ class Device:
         memory_achievable: the part of the bandwidth that streaming kernels reach.
         num_units: how many tiles of a matmul run at once (streaming multiprocessors).
         fuses: chains of pointwise ops run as one kernel.
+        view_s: what a view costs the host, where ops are called one by one.
+        draw_s: of one random number.
+        shares: kind of op (``KINDS`` in ``compute.py``) -> the part of the achievable rate that it reaches.
+        stream_curve: ``(bytes moved, bytes a second)`` pairs in ascending order, for devices whose caches make small
+            ops faster; between them it is interpolated, and without them the bandwidth is one figure.
     """
 
     name: str
@@ -70,6 +76,10 @@ class Device:
     memory_achievable: float = 1.0
     num_units: int = 1
     fuses: bool = False
+    view_s: float = 0.0
+    draw_s: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    stream_curve: tuple[tuple[float, float], ...] = ()
     flops_of: Mapping[str, float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,9 +95,17 @@ class Device:
         """The bandwidth that streaming kernels reach."""
         return self.memory_bytes_per_s * self.memory_achievable
 
+    def stream_seconds(self, bytes_moved: Any) -> Any:
+        """Return the seconds of moving bytes (a number or an array) through memory, or through the caches."""
+        if not self.stream_curve:
+            return bytes_moved / self.stream_bytes_per_s
+        sizes, rates = np.log(np.array(self.stream_curve)).T
+        return bytes_moved / np.exp(np.interp(np.log(np.maximum(bytes_moved, 1.0)), sizes, rates))
+
 
 _FIGURES = {f.name for f in fields(Device)} - {"name", "flops_of"}
-_REQUIRED = _FIGURES - {"memory_achievable", "num_units", "fuses"}
+_OPTIONAL = {"memory_achievable", "num_units", "fuses", "view_s", "draw_s", "shares", "stream_curve"}
+_REQUIRED = _FIGURES - _OPTIONAL
 _LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s")
 
 
@@ -236,11 +254,32 @@ def _device_of(name: str, figures: Any) -> Device:
         _check(name, key, chosen.get(key, 1))
     for key in ("achievable", "memory_achievable"):
         _check(name, key, chosen.get(key, 1.0), most=1.0)
-    _check(name, "launch_s", chosen["launch_s"], least_open=False)
+    for key in ("launch_s", "view_s", "draw_s"):
+        _check(name, key, chosen.get(key, 0.0), least_open=False)
+    _check_tables(name, chosen)
     for key in ("link_inside", "link_between"):
         if not isinstance(chosen[key], str):
             raise MeshError(f"{key} of the device profile {name!r} must name a link profile; got {chosen[key]!r}")
     return Device(name, **chosen)
+
+
+def _check_tables(name: str, chosen: dict[str, Any]) -> None:
+    """Refuse shares and a stream curve that are no tables of positive figures."""
+    shares, curve = chosen.get("shares", {}), chosen.get("stream_curve", ())
+    if not isinstance(shares, dict):
+        raise MeshError(f"shares of the device profile {name!r} must give a figure a kind of op; got {shares!r}")
+    for kind, share in shares.items():
+        _check(name, f"the share of {kind}", share)
+    pairs = isinstance(curve, (list, tuple)) and all(isinstance(row, (list, tuple)) and len(row) == 2 for row in curve)
+    if not pairs or [row[0] for row in curve] != sorted({row[0] for row in curve}):
+        raise MeshError(
+            f"stream_curve of the device profile {name!r} must be pairs of bytes and bytes a second, the bytes "
+            f"ascending; got {curve!r}"
+        )
+    for row in curve:
+        for figure in row:
+            _check(name, "a figure of stream_curve", figure)
+    chosen["stream_curve"] = tuple((float(size), float(rate)) for size, rate in curve)
 
 
 def _link_of(name: str, figures: Any) -> Link:

@@ -77,7 +77,7 @@ def product_seconds(product: Product, bytes_moved: Numbers, dtype: str, device: 
         best = product.flops * (1.0 + START_DEPTH / 4 / product.k) / device.flops_per_s(dtype)
     elif dtype in ("float16", "bfloat16"):
         best = best * _misalignment(product.n, product.k)
-    return np.maximum(best, bytes_moved / device.stream_bytes_per_s) + START_S  # type: ignore[no-any-return]
+    return np.maximum(best, device.stream_seconds(bytes_moved)) + START_S  # type: ignore[no-any-return]
 
 
 def _misalignment(n: Numbers, k: Numbers) -> Numbers:

@@ -20,7 +20,7 @@ from ..program import Program, result_values, tensor_operands, tensors_of
 from ..redistribution import Arc, arc_between
 from ..rules.legality import operand_layouts, result_layouts
 from .collectives import collective_seconds
-from .compute import compute_dtype, local_lengths, local_seconds
+from .compute import compute_dtype, local_lengths, local_seconds, numbers_drawn
 from .devices import device, mesh_links
 from .fusion import ALONE, Traffic
 
@@ -108,7 +108,8 @@ def _op_seconds(node: fx.Node, emitted: dict[str, list[fx.Node]], plan: Plan, lo
         for slot, value in enumerate(side)
     )
     dtype = compute_dtype(moved)
-    return local_seconds(node.target, rule, lengths, num_bytes, dtype, device(mesh.device), launches=traffic.launches)
+    how = {"launches": traffic.launches, "drawn": numbers_drawn(rule, tensors_of(node))}
+    return local_seconds(node.target, rule, lengths, num_bytes, dtype, device(mesh.device), **how)
 
 
 def _piece(value: torch.Tensor, layout: Layout, local: LocalProgram) -> torch.Tensor:

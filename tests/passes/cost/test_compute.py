@@ -1,10 +1,13 @@
 """Seconds of ops: views, memory traffic, products recognised by their rule."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from autopar.passes.cost.compute import op_seconds, product_of
+from autopar.passes import ops as _ops  # noqa: F401
+from autopar.passes.cost.compute import numbers_drawn, op_seconds, product_of
 from autopar.passes.cost.devices import device
 from autopar.passes.rules.rule import Factor, Rule
 
@@ -68,3 +71,23 @@ def test_dtypes():
     """Wider numbers take longer."""
     op = aten.convolution.default
     assert op_seconds(op, 1e12, 0.0, "float32", A100) > op_seconds(op, 1e12, 0.0, "bfloat16", A100)
+
+
+def test_what_calls_and_kernels_cost_on_a_cpu():
+    """A view costs its call, random numbers each their time, and attention or convolution the share of its own kind."""
+    plain = device("cpu")
+    slow = replace(plain, view_s=2e-6, draw_s=1e-9, shares={"convolution": 0.25, "attention": 0.31})
+    assert op_seconds(aten.view.default, 0.0, 1e6, "float32", slow) == 2e-6
+    drawn = op_seconds(torch.ops.autopar.bernoulli.default, 0.0, 8.0, "float32", slow, drawn=1e6)
+    assert drawn - op_seconds(torch.ops.autopar.bernoulli.default, 0.0, 8.0, "float32", slow) == pytest.approx(1e-3)
+    for target, times in ((aten.convolution.default, 4.0), (torch.ops.autopar.attention.default, 2.0)):
+        seconds = [op_seconds(target, 1e12, 8.0, "float32", each) for each in (slow, plain)]
+        assert seconds[0] / seconds[1] == pytest.approx(times, rel=1e-3)
+
+
+def test_numbers_drawn_are_those_of_the_whole_tensor():
+    """A rank draws the numbers of the global tensor, of which it keeps a piece."""
+    whole = torch.empty(6, 7, device="meta")
+    letters = rule((), ("ab",))
+    assert numbers_drawn(letters, [whole]) == 0.0
+    assert numbers_drawn(replace(letters, random=True), [whole]) == 42.0

@@ -142,3 +142,43 @@ def test_a_shared_port_is_divided():
     spanning = link("nvlink2*8+ethernet_25")
     assert spanning.bytes_per_s == link("ethernet_25").bytes_per_s
     assert link("nvlink3*8+infiniband_200").bytes_per_s == 8 * link("infiniband_200").bytes_per_s
+
+
+CPU_FIGURES = {
+    "peak_flops": {"float32": 1e11}, "achievable": 1.0, "memory_bytes_per_s": 1e9, "launch_s": 1e-6,
+    "memory_bytes": 1e10, "devices_per_node": 4, "link_inside": "shared_memory", "link_between": "shared_memory",
+}  # fmt: skip
+
+
+def written(tmp_path, **figures):
+    """Return the name of a device profile with these figures more."""
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"device": {**CPU_FIGURES, **figures}, "links": {}}))
+    return str(path)
+
+
+def test_a_stream_curve_is_interpolated(tmp_path):
+    """Small ops run at the rate of the caches, large ones at that of memory; between them by the logarithm."""
+    found = device(written(tmp_path, stream_curve=[[1e4, 4e9], [1e6, 1e9]]))
+    assert found.stream_seconds(1e3) == pytest.approx(1e3 / 4e9)
+    assert found.stream_seconds(1e5) == pytest.approx(1e5 / 2e9)
+    assert found.stream_seconds(1e8) == pytest.approx(1e8 / 1e9)
+    assert device(written(tmp_path)).stream_seconds(1e4) == 1e4 / 1e9
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"stream_curve": [[1e6, 1e9], [1e4, 4e9]]}, "ascending"),
+        ({"stream_curve": [[1e6]]}, "pairs"),
+        ({"stream_curve": [[1e4, -1.0]]}, "a figure of stream_curve"),
+        ({"shares": [1]}, "shares"),
+        ({"shares": {"attention": 0}}, "the share of attention"),
+        ({"view_s": -1e-6}, "view_s"),
+        ({"draw_s": "slow"}, "draw_s"),
+    ],
+)
+def test_bad_figures_of_calls_are_refused(tmp_path, figures, words):
+    """What calibration adds is checked like every other figure."""
+    with pytest.raises(MeshError, match=words):
+        device(written(tmp_path, **figures))

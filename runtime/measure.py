@@ -1,0 +1,124 @@
+"""Take the time of single ops and collectives on a machine that several ranks, and others, may share.
+
+On a CPU with one thread a rank, what counts for an op is the CPU time that it used: work of others on the machine does
+not change it. How much longer the wall clock runs while all ranks compute, because they share the cores, is observed
+apart (``slowdown``) and multiplied in at the end. Elsewhere the least of several wall times counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+REPEATS = 5
+ENOUGH_S = 0.01
+"""CPU seconds of calls that a measurement is taken over."""
+
+OBSERVE_S = 0.25
+CHUNK = 160
+"""Side of the product that every rank computes between two collectives, so that they meet as those of a program do."""
+
+
+class Meter:
+    """Measures on one device, together with the other ranks.
+
+    Args:
+        device: where tensors lie.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.by_cpu_time = device.type == "cpu" and torch.get_num_threads() == 1
+        self._observed: list[float] = []
+        self._chunk = torch.ones(CHUNK, CHUNK, device=device)
+
+    def seconds(self, work: Callable[[], Any], patience_s: float = math.inf) -> float:
+        """Return the seconds of a call without those that sharing the cores adds; fewer calls after ``patience_s``."""
+        if not self.by_cpu_time:
+            return self._least_wall(work, patience_s)
+        begin = time.perf_counter()
+        work()
+        least = math.inf
+        for _ in range(REPEATS):
+            start, calls = time.process_time(), 0
+            while not calls or (used := time.process_time() - start) < ENOUGH_S:
+                work()
+                calls += 1
+                used = time.process_time() - start
+            least = min(least, used / calls)
+            if time.perf_counter() - begin > patience_s:
+                break
+        return max(least, 1e-9)
+
+    def _least_wall(self, work: Callable[[], Any], patience_s: float) -> float:
+        least = math.inf
+        begin = time.perf_counter()
+        for turn in range(REPEATS + 1):
+            start = time.perf_counter()
+            work()
+            self._wait()
+            late = time.perf_counter() - begin > patience_s
+            if turn or late:
+                least = min(least, time.perf_counter() - start)
+            if late:
+                break
+        return least
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def observe(self) -> None:
+        """Let all ranks compute at once and note how much longer the wall clock runs than the CPU's. Collective."""
+        if not self.by_cpu_time or self.num_ranks == 1:
+            return
+        dist.barrier()
+        wall, used = time.perf_counter(), time.process_time()
+        while time.perf_counter() - wall < OBSERVE_S:
+            self.compute()
+        ratio = (time.perf_counter() - wall) / max(1e-6, time.process_time() - used)
+        self._observed.append(self.mean(ratio))
+
+    @property
+    def slowdown(self) -> float:
+        """Wall seconds for a CPU second while all ranks compute, the median of what was observed; 1 for one rank."""
+        return max(1.0, statistics.median(self._observed)) if self._observed else 1.0
+
+    def compute(self) -> None:
+        """Compute for some hundred microseconds."""
+        self._chunk @ self._chunk
+
+    def collective_seconds(self, work: Callable[[], Any]) -> float:
+        """Return the wall seconds of a collective call as programs see it: ranks compute before, and meet unevenly.
+
+        The mean over calls and ranks, since a program pays for late ranks too. Collective.
+        """
+        work()
+        total = 0.0
+        for _ in range(REPEATS):
+            self.compute()
+            self._wait()
+            start = time.perf_counter()
+            work()
+            self._wait()
+            total += time.perf_counter() - start
+        return self.mean(total / REPEATS)
+
+    def mean(self, value: float) -> float:
+        """Return the mean of a number over the ranks. Collective."""
+        if self.num_ranks == 1:
+            return value
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return float(total) / self.num_ranks
+
+    def any(self, value: bool) -> bool:
+        """Tell whether it is so on any rank. Collective."""
+        return self.mean(float(value)) > 0
