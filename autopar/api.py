@@ -31,6 +31,7 @@ def plan(
     loss: Callable[..., torch.Tensor] | None = None,
     optimizer: str | OptimizerBytes = "adamw",
     memory: int | float | str | None = None,
+    at_once: bool = False,
     constraints: Mapping[str, str] | None = None,
     inputs: str = "global",
     outputs: str = "auto",
@@ -48,7 +49,9 @@ def plan(
         loss: see ``parallelize``.
         optimizer: its name (``"adamw"``, ``"sgd"``, ``"adafactor"``, ``"adamw-mixed"`` with float32 masters, ...) or an
             ``OptimizerBytes``; it sets the state that a parameter costs.
-        memory: budget a rank: bytes, or a text such as ``"40GB"``; None for no bound.
+        memory: budget a rank: bytes, or a text such as ``"40GB"``; None for no bound. It bounds what is kept:
+            parameters, gradients, optimizer state, saved tensors; the plan also says what is alive at once.
+        at_once: the budget bounds that too, temporaries and gathered copies included: planned with a reserve.
         constraints: pattern of a module or parameter -> technique or layout, as ``{"layers.*.up_proj": "column"}``.
         inputs: ``"global"`` when every rank will pass the global batch, ``"local"`` when it passes its share of dim 0
             over the first mesh axis; the example is of the same kind.
@@ -74,7 +77,15 @@ def plan(
     check_module(model)
     grid = check_mesh(mesh)
     options = check_options(
-        optimizer, memory, constraints, inputs, outputs, micro_batches=micro_batches, schedule=schedule, cuts=cuts
+        optimizer,
+        memory,
+        constraints,
+        inputs,
+        outputs,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        cuts=cuts,
+        at_once=at_once,
     )
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
@@ -93,6 +104,7 @@ def parallelize(
     loss: Callable[..., torch.Tensor] | None = None,
     optimizer: str | OptimizerBytes = "adamw",
     memory: int | float | str | None = None,
+    at_once: bool = False,
     constraints: Mapping[str, str] | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     inputs: str = "global",
@@ -112,8 +124,8 @@ def parallelize(
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is
             ``cross_entropy(original(x), y)``.
-        optimizer, memory, constraints, inputs, outputs, micro_batches, schedule, cuts: as in ``plan``. A mesh with an
-            axis ``pp`` needs example inputs, since every rank keeps the parameters of its own stages alone.
+        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts: as in ``plan``. A mesh
+            with an axis ``pp`` needs example inputs, since every rank keeps the parameters of its own stages alone.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
 
     Raises:
@@ -132,7 +144,15 @@ def parallelize(
         check_module(model)
         check_plan_source(plan)
         options = check_options(
-            optimizer, memory, constraints, inputs, outputs, micro_batches=micro_batches, schedule=schedule, cuts=cuts
+            optimizer,
+            memory,
+            constraints,
+            inputs,
+            outputs,
+            micro_batches=micro_batches,
+            schedule=schedule,
+            cuts=cuts,
+            at_once=at_once,
         )
         if example_inputs is None and example_kwargs is None:
             example = None

@@ -165,6 +165,7 @@ def check_options(
     micro_batches: Any = None,
     schedule: Any = None,
     cuts: Any = None,
+    at_once: Any = False,
 ) -> Options:
     """Return the options of a plan.
 
@@ -175,6 +176,10 @@ def check_options(
     for name, value, known in (("inputs", inputs, INPUTS), ("outputs", outputs, OUTPUTS)):
         if not isinstance(value, str) or value not in known:
             raise OptionError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, known))}")
+    if not isinstance(at_once, bool) or (at_once and memory is None):
+        raise OptionError(
+            f"at_once={at_once!r} asks that all fits into memory= at once: give a budget, and True or False"
+        )
     constraints = {} if constraints is None else constraints
     if not isinstance(constraints, Mapping) or not all(
         isinstance(key, str) and isinstance(value, str) for key, value in constraints.items()
@@ -193,6 +198,7 @@ def check_options(
         micro_batches=check_micro_batches(micro_batches),
         schedule=check_schedule(schedule),
         cuts=check_cuts(cuts),
+        at_once=at_once,
     )
 
 

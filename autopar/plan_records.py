@@ -33,6 +33,7 @@ class Options(Struct, frozen=True, kw_only=True):
     Attributes:
         optimizer: its name as ``passes.cost.memory`` knows it (``adamw``, ``sgd``, ...); sets the state of a parameter.
         memory: budget in bytes for each rank, or None.
+        at_once: the budget bounds what is alive at once in the lowered program too, not only what is kept.
         constraints: pattern of a module or parameter -> technique or layout.
         inputs: ``"global"`` (each rank passes the global batch) or ``"local"`` (its share of dim 0 over
             the first axis).
@@ -45,6 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     optimizer: str = "adamw"
     memory: int | None = None
+    at_once: bool = False
     constraints: dict[str, str] = {}
     inputs: str = "global"
     outputs: str = "auto"

@@ -22,13 +22,7 @@ from .solve.problem import build_problem
 
 
 def make_plan(
-    program: Program,
-    mesh: Mesh,
-    options: Options | None = None,
-    *,
-    folded: bool = True,
-    reduced: bool = True,
-    lowered: bool = True,
+    program: Program, mesh: Mesh, options: Options | None = None, *, folded: bool = True, reduced: bool = True
 ) -> Plan:
     """Return the optimal plan of a program on a mesh. Deterministic: the same question gives the same bytes.
 
@@ -38,7 +32,6 @@ def make_plan(
         options: budget, constraints, optimizer, inputs and outputs.
         folded: repeated blocks share their decisions.
         reduced: dominated strategies are left out before the solver sees them; never changes the optimum.
-        lowered: the budget also bounds what is alive at once in the lowered program, not only what is kept.
 
     Raises:
         InfeasibleError: no plan fits the memory budget; it names the least one that has a plan.
@@ -63,4 +56,6 @@ def make_plan(
         decided = decide(replace(problem, budget=budget), dominate=reduced)
         return predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
 
-    return fit_memory(solve, options.memory) if lowered else solve(options.memory)
+    if options.memory is None or not options.at_once:
+        return solve(options.memory)
+    return fit_memory(solve, options.memory)

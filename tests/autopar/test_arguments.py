@@ -123,6 +123,14 @@ def test_names_of_a_mesh_are_texts(options: dict[str, Any]) -> None:
         Mesh((2, 2), **options)
 
 
+def test_at_once_needs_a_budget() -> None:
+    """Without a budget there is nothing to fit into."""
+    assert check_options("sgd", "1GB", None, "global", "auto", at_once=True).at_once
+    for memory, at_once in ((None, True), ("1GB", "yes")):
+        with pytest.raises(OptionError, match="give a budget"):
+            check_options("sgd", memory, None, "global", "auto", at_once=at_once)
+
+
 def test_own_optimizers() -> None:
     """An entry of one's own is an option like a name, and is read back from the plan's text."""
     options = check_options(OptimizerBytes("mine", moments=3), None, None, "global", "auto")

@@ -23,7 +23,7 @@ LINKS = {1: [("nvlink4",), ("ethernet",)], 2: [("nvlink4", "nvlink4"), ("etherne
 def seconds(program: Program, mesh: Mesh, options: Options, reduced: bool) -> float:
     """Return the planned seconds, infinite when the planner refuses."""
     try:
-        plan = make_plan(program, mesh, options, reduced=reduced, lowered=False)
+        plan = make_plan(program, mesh, options, reduced=reduced)
     except InfeasibleError:
         return math.inf
     assert plan.solver.status == "optimal"
@@ -70,11 +70,11 @@ def test_the_least_budget_works_and_one_byte_less_is_refused(sizes: tuple[int, .
     """The error names the least memory; it is the oracle's, it has a plan, and one byte less has none."""
     program, mesh = tiny_program(out=8), Mesh(sizes)
     with pytest.raises(InfeasibleError) as refused:
-        make_plan(program, mesh, Options(memory=1), lowered=False)
+        make_plan(program, mesh, Options(memory=1))
     least = refused.value.least_bytes
     assert least == Oracle(program, mesh, Options()).least_bytes()
     assert str(least) in str(refused.value)
-    assert make_plan(program, mesh, Options(memory=least), lowered=False).memory.total_bytes == least
+    assert make_plan(program, mesh, Options(memory=least)).memory.total_bytes == least
     with pytest.raises(InfeasibleError) as again:
-        make_plan(program, mesh, Options(memory=least - 1), lowered=False)
+        make_plan(program, mesh, Options(memory=least - 1))
     assert again.value.least_bytes == least
