@@ -13,6 +13,7 @@ from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
+from autopar.passes.cost.memory import KNOWN
 from autopar.passes.program import Program
 from autopar.passes.rules.rule import LocalCall
 from autopar.plans import Plan
@@ -147,3 +148,19 @@ def test_the_coarsest_dtype_that_is_computed_in_counts(dtype: torch.dtype) -> No
     expected = model(*args).detach()
     assert found is not None
     assert abs(found - expected) > 1e-9 * abs(expected), "the sum was not split, or not in the coarser dtype"
+
+
+@pytest.mark.parametrize("name", [*sorted(KNOWN), "mine{moments=3}"])
+def test_every_optimizer_has_a_step_that_does_not_look_beyond_an_element(name: str) -> None:
+    """The step that is compared moves the halves of a parameter as it moves the whole."""
+    whole, slope = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+
+    def step(part: slice) -> torch.Tensor:
+        moved = whole[part].clone()
+        moved.grad = slope[part].clone()
+        make_optimizer(name, [moved]).step()
+        return moved
+
+    together = step(slice(0, 6))
+    assert not torch.equal(together, whole)
+    assert torch.equal(torch.cat([step(slice(0, 3)), step(slice(3, 6))]), together)

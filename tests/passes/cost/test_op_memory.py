@@ -55,8 +55,8 @@ def test_several_results() -> None:
 def test_an_op_that_does_not_run_on_meta_is_taken_by_its_values() -> None:
     """The results are then new and contiguous, as their meta tensors say."""
 
-    def refuses(x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    def refuses(x: torch.Tensor) -> Any:
+        return x.numpy()
 
     found = OpMemories({}).of(refuses, (form(4),), {}, torch.empty(7, device="meta"))
     (result,) = found.results
