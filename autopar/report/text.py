@@ -24,6 +24,12 @@ def format_bytes(count: int) -> str:
     return f"{amount:,.3f} PB"
 
 
+def exact_bytes(count: int) -> str:
+    """Return a number of bytes that can be used as it stands, with its unit behind: ``21566 bytes (21.6 kB)``."""
+    plain = f"{count} byte" if count == 1 else f"{count} bytes"
+    return plain if abs(count) < 1000 else f"{plain} ({format_bytes(count)})"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a time in the unit that suits it: ``12.3 ms``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

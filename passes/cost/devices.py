@@ -137,8 +137,8 @@ def device(name: str) -> Device:
     devices = _profiles()[0]
     if name not in devices:
         raise MeshError(
-            f"no device profile is called {name!r}; known are {', '.join(known_devices())}; "
-            "'autopar calibrate' measures a machine and writes a profile, whose path is taken as a name too"
+            f"no device profile is called {name!r}; known are {', '.join(known_devices())}; to add one, write its "
+            "figures into a file as 'autopar calibrate FILE.json' does for the machine it runs on, and name its path"
         )
     return _device_of(name, devices[devices[name].get("alias", name)])
 
@@ -170,8 +170,8 @@ def link(name: str) -> Link:
     links = _profiles()[1]
     if name not in links:
         raise MeshError(
-            f"no link profile is called {name!r}; known are {', '.join(known_links())}; "
-            "'autopar calibrate' measures the links of a machine and writes a profile"
+            f"no link profile is called {name!r}; known are {', '.join(known_links())}; to add one, write its figures "
+            "into a file as 'autopar calibrate FILE.json' does under torchrun, and name it FILE.json:<name>"
         )
     return _link_of(name, links[links[name].get("alias", name)])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.errors import AutoparError, InfeasibleError
+from autopar.report.text import exact_bytes
 
 from .model import LinearModel, build_model
 from .problem import Network, Problem
@@ -133,9 +134,10 @@ def drop_for_bytes(problem: Problem) -> Problem:
 
 def _too_small(problem: Problem) -> InfeasibleError:
     least = least_bytes(problem)
+    assert problem.budget is not None
     return InfeasibleError(
-        f"no plan fits into {problem.budget} bytes a rank on {problem.prices.mesh}; the least that has a plan is "
-        f"{least} bytes: raise memory= to that, use more ranks, or another optimizer",
+        f"no plan fits into {exact_bytes(problem.budget)} a rank on {problem.prices.mesh}; the least that has a plan "
+        f"is {exact_bytes(least)}: raise memory= to that, use more ranks, or another optimizer",
         least,
     )
 

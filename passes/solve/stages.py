@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import AutoparError, InfeasibleError, OptionError
+from autopar.report.text import exact_bytes
 
 from ..schedules import (
     BACKWARD,
@@ -261,8 +262,9 @@ def _too_small(
         raise AutoparError(f"the least memory of {schedule.num_stages} stages could not be found")
     least = max(peak_bytes(schedule, stage_costs(regions, answer.firsts, answer.variants)))
     return InfeasibleError(
-        f"no cut into {schedule.num_stages} stages fits into {budget} bytes a rank with {schedule.num_micro_batches} "
-        f"micro-batches and {schedule.name}; the least that has one is {least} bytes: raise memory= to that, or use "
-        "more ranks, smaller micro-batches, or a schedule that keeps fewer of them",
+        f"no cut into {schedule.num_stages} stages fits into {exact_bytes(budget or 0)} a rank with "
+        f"{schedule.num_micro_batches} micro-batches and {schedule.name}; the least that has one is "
+        f"{exact_bytes(least)}: raise memory= to that, or use more ranks, smaller micro-batches, or a "
+        "schedule that keeps fewer of them",
         least,
     )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import autopar
+from autopar.report.text import format_bytes
 from tests import models
 
 
@@ -71,7 +72,8 @@ def test_the_least_memory_works_and_one_byte_less_is_refused(sizes: tuple[int, .
     with pytest.raises(autopar.InfeasibleError) as refused:
         autopar.plan(model, sizes, args, memory=1)
     least = refused.value.least_bytes
-    assert least is not None and str(least) in str(refused.value)
+    assert least is not None and f"{least} bytes ({format_bytes(least)})" in str(refused.value)
+    assert "fits into 1 byte a rank" in str(refused.value)
     plan = autopar.plan(model, sizes, args, memory=least)
     assert plan.memory_bytes <= least
     assert any(placement.is_shard() for placements in plan.placements.values() for placement in placements)

@@ -13,7 +13,7 @@ from autopar.errors import PlanError
 from autopar.plans import CollectiveRow, Cost, MeshRecord, Plan, SolverReport
 from autopar.report.summary import main_reason
 from autopar.report.technique import layout_text, module_strategies, parameter_techniques
-from autopar.report.text import WIDTH, format_bytes, format_seconds, format_shape, table
+from autopar.report.text import WIDTH, exact_bytes, format_bytes, format_seconds, format_shape, table
 from tests.autopar.fake_plans import small_plan, two_axis_plan
 
 Golden = Callable[[str, str], None]
@@ -230,3 +230,8 @@ def test_tables_are_narrow_and_lose_nothing(rows: list[tuple[str, ...]]) -> None
     for mark, cells in zip("abcde", zip(*rows)):
         assert text.count(mark) == sum(cell.count(mark) for cell in cells)
     assert max(map(len, text.splitlines())) <= WIDTH - 2
+
+
+def test_bytes_that_can_be_copied() -> None:
+    """A budget that an error names stands in bytes, with its unit behind when there are many."""
+    assert [exact_bytes(n) for n in (1, 999, 21566)] == ["1 byte", "999 bytes", "21566 bytes (21.6 kB)"]
