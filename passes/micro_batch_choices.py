@@ -20,7 +20,7 @@ from .rules.rule import Choice, Rule
 AXIS = "micro_batch"
 """The name of the axis in time."""
 
-_SLICE, _WHOLE, _COMPLETE, _JOIN, _NEVER = 1, 10, 100, 10_000, 10**9
+_SLICE, _WHOLE, _COMPLETE, _JOIN, _WAIT, _NEVER = 1, 10, 100, 10_000, 10**6, 10**9
 
 
 def choose_micro_batches(program: Program, count: int) -> dict[str, Choice]:
@@ -69,11 +69,20 @@ class _State:
         code: its placement; for a free one the placement that comes by itself.
         free: it is computed from inputs alone, so it is there whole too.
         parameter: it is a parameter or a buffer.
+        late: phases (``forward``, ``backward``) of whose totals it needs one.
+        phase: the phase that computes it.
     """
 
     code: int
     free: bool = False
     parameter: bool = False
+    late: frozenset[str] = frozenset()
+    phase: str = "forward"
+
+    def late_as(self, code: int) -> frozenset[str]:
+        """Return the phases of whose totals it needs one when it is read in a placement."""
+        completed = not self.free and self.code != REPLICATE and self.code != code
+        return self.late | {self.phase} if completed else self.late
 
 
 class _Chooser:
@@ -131,20 +140,30 @@ class _Chooser:
 
     def choose(self, node: fx.Node) -> None:
         rule: Rule = node.meta["rule"]
-        states = self.operand_states(node)
+        states, phase = self.operand_states(node), str(node.meta.get("phase"))
         replicate = rule.choices()[0]
-        free = all(state.free for state in states) and node.meta.get("phase") == "forward" and not _draws(node)
+        free = all(state.free for state in states) and phase == "forward" and not _draws(node)
         best = replicate
         if any(state.code != REPLICATE for state in states):
-            best = min(self.legal_choices(node), key=lambda choice: self.rank(choice, states))
+            best = min(self.legal_choices(node), key=lambda choice: self.rank(node, choice, states))
         if free and any(code < 0 for code in best.results):
             best = replicate
         self.choices[node] = replicate if free else best
-        self.states[node] = [_State(code, free) for code in best.results] or [_State(REPLICATE, free)]
+        late = _late(self.choices[node], states)
+        codes = best.results or (REPLICATE,)
+        self.states[node] = [_State(code, free, late=late, phase=phase) for code in codes]
 
-    def rank(self, choice: Choice, states: Sequence[_State]) -> tuple[int, int]:
+    def rank(self, node: fx.Node, choice: Choice, states: Sequence[_State]) -> tuple[int, int]:
         """Return what a choice costs, and how little of the result is split."""
+        phase = str(node.meta.get("phase"))
         cost = sum(_cost(state, code) for state, code in zip(states, choice.operands))
+        largest = max((value.numel() for _, value in result_values(node)), default=0)
+        for operand, state, code in zip(tensor_operands(node), states, choice.operands):
+            if is_partial(code) and (state.phase != phase or operand.meta["val"].numel() < largest):
+                cost += 2 * _COMPLETE  # a total of the forward is there for the backward; small sums travel better
+        loops = any(not state.free and state.code == code != REPLICATE for state, code in zip(states, choice.operands))
+        if loops and phase in _late(choice, states):
+            cost += _WAIT  # every micro-batch would wait for all others
         if choice.factor is not None and not any(
             state.code == code >= 0 for state, code in zip(states, choice.operands)
         ):
@@ -180,6 +199,10 @@ class _Chooser:
             if choice.factor is not None and gives and not cuts_parameter:
                 self.choices[node] = choice
                 return
+
+
+def _late(choice: Choice, states: Sequence[_State]) -> frozenset[str]:
+    return frozenset(phase for state, code in zip(states, choice.operands) for phase in state.late_as(code))
 
 
 def _draws(node: fx.Node) -> bool:

@@ -114,11 +114,11 @@ class _Cutting(_Lowering):
     def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: _Reader) -> fx.Node:
         value: torch.Tensor = tensor.meta["val"]
         source, target = arc.source[0], arc.target[0]
-        made = node
+        made, home = node, self.phase(tensor)  # a total of the forward is one, whoever reads it
         if source >= 0:
-            made = self.emit_move(JOIN, (made, source, self.count), f"{tensor.name}_joined", tensor, phase, reader)
+            made = self.emit_move(JOIN, (made, source, self.count), f"{tensor.name}_joined", tensor, home, reader)
         elif source in PARTIAL_NAMES:
-            made = self.emit_move(OVER, (made, PARTIAL_NAMES[source]), f"{tensor.name}_total", tensor, phase, reader)
+            made = self.emit_move(OVER, (made, PARTIAL_NAMES[source]), f"{tensor.name}_total", tensor, home, reader)
         made.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="meta")
         if target >= 0:
             name = f"{tensor.name}_part"

@@ -186,19 +186,21 @@ class StagedExecutable:
         value: Tensor = node.meta["val"]
         return value
 
-    def gradients_of_slots(self, stages: Mapping[int, Stage]) -> list[Tensor | None]:
-        """Return one gradient for each of ``owned``. Collective along the line where an input wants a gradient."""
-        found: dict[str, Tensor] = {}
-        for role, _, value in self.collect_gradients(stages):
-            found[role] = value
+    def gradients_of_slots(self, stages: Mapping[int, Stage], given: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return one gradient for each of ``owned``. Collective along the line where an input wants a gradient.
+
+        Args:
+            given: tensors with which no gradient may share memory.
+        """
+        found = {node: value for node, _, value in self.collect_gradients(stages)}
         out: list[Tensor | None] = []
-        taken = Owned([])
+        taken = Owned(given)
         for slot in self._slots:
-            made = found.get(slot.node)
-            value = None if made is None else taken.take(made)
-            if value is None:
+            if slot.node not in found:
                 out.append(None)
-            elif slot.kind == "parameter":
+                continue
+            value = taken.take(found[slot.node])
+            if slot.kind == "parameter":
                 shape = tuple(self._nodes[slot.node].meta["val"].shape)
                 layout = self.local.input_layouts[slot.node]
                 out.append(as_dtensor(value, layout, shape, self._groups.stage))
@@ -263,6 +265,7 @@ class _Call:
         values = {role.node: local_of(tensor).detach() for role, tensor in zip(executable.owned(), tensors)}
         self.stages = executable.stages(values)
         self.mail = executable.mail()
+        self.given = list(values.values())
         self.found: list[tuple[Any, Layout, Tensor]] = []
 
     def forward(self, news: dict[str, Tensor]) -> list[Tensor]:
@@ -282,7 +285,7 @@ class _Call:
         """Run the second part; return the gradients."""
         self._give(gradients)
         self._run(self.executable.order().backward)
-        return self.executable.gradients_of_slots(self.stages)
+        return self.executable.gradients_of_slots(self.stages, self.given)
 
     def _give(self, gradients: Mapping[int, Tensor | None], ones: bool = False) -> None:
         values = self.executable.tangents(gradients)
@@ -309,7 +312,9 @@ class _Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.executable = executable
         ctx.indices = [role.index for role, _, _ in call.found]
-        ctx.gradients = executable.gradients_of_slots(call.stages) if executable.gradients == "at once" else None
+        ctx.gradients = (
+            executable.gradients_of_slots(call.stages, call.given) if executable.gradients == "at once" else None
+        )
         ctx.call = call if executable.gradients == "later" else None
         flags = executable.differentiable(call.found)
         ctx.mark_non_differentiable(*[value for value, flag in zip(placed, flags) if not flag])

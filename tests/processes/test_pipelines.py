@@ -1,0 +1,52 @@
+"""Stages on real gloo processes: what one process trains, with every schedule, on meshes of two and three axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.processes import pipelines
+from tests.processes.pool import Pool
+
+pytestmark = pytest.mark.processes
+Pools = Callable[[int], Pool]
+
+TOLERANCE = 1e-4
+
+CASES: list[tuple[str, tuple[str, ...], tuple[int, ...], float, dict[str, Any]]] = [
+    ("mlp", ("data",), (2,), 0.1, {"micro_batches": 4}),
+    ("mlp", ("pp",), (2,), 0.1, {}),
+    ("gpt2", ("pp", "data"), (2, 2), 0.1, {"micro_batches": 4}),
+    ("llama", ("pp",), (2,), 0.0, {"micro_batches": 4, "schedule": "zero_bubble"}),
+    ("bert", ("data", "pp"), (2, 2), 0.1, {"micro_batches": 2, "schedule": "gpipe"}),
+    ("vit", ("pp",), (4,), 0.1, {"micro_batches": 2}),
+    ("resnet", ("pp", "data"), (2, 2), 0.0, {"micro_batches": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "axes", "sizes", "dropout", "options"), CASES)
+def test_training(
+    pool: Pools, name: str, axes: tuple[str, ...], sizes: tuple[int, ...], dropout: float, options: dict[str, Any]
+) -> None:
+    """Three clipped steps are those of one process; every rank keeps its own stages' parameters alone."""
+    size = 1
+    for n in sizes:
+        size *= n
+    results = pool(size).run(pipelines.train, name, axes, sizes, dropout, options)
+    check(results, "pp" in axes)
+
+
+def check(results: list[dict[str, Any]], staged: bool) -> None:
+    """Assert what every training run must come to."""
+    first = results[0]
+    for result in results:
+        for ours, expected in zip(result["ours"], first["expected"], strict=True):
+            assert ours == pytest.approx(expected, rel=TOLERANCE)
+    assert {what: error for what, error in first["errors"].items() if not error[0] < TOLERANCE} == {}
+    assert first["keys"]
+    everything = {name for result in results for name in result["kept"]}
+    assert everything == set(first["all"])
+    if staged:
+        assert all(len(result["kept"]) < len(everything) for result in results)
