@@ -45,11 +45,13 @@ __all__ = [
     "OpOverload",
     "StorageWeakRef",
     "TorchDispatchMode",
+    "as_constant",
     "as_if_compiling",
     "clear_saved_tensors",
     "constant_of",
     "current_backward_sequence",
     "get_decompositions",
+    "is_real",
     "last_forward_sequence",
     "new_placeholder",
     "node_of",
@@ -174,6 +176,17 @@ def node_of(value: Tensor) -> fx.Node | None:
     found = get_proxy_slot(unwrap(value), mode.tracer, None)
     node: fx.Node | None = None if found is None else found.proxy.node
     return node
+
+
+def is_real(value: Tensor) -> bool:
+    """Tell whether a tensor has values: it is neither traced nor fake."""
+    return not isinstance(value, (FunctionalTensor, FakeTensor)) and not value.is_meta
+
+
+def as_constant(value: Tensor) -> Tensor:
+    """Bring a tensor with values into the trace as a constant of the graph."""
+    result: Tensor = torch.ops.aten.lift_fresh_copy.default(value)
+    return result
 
 
 def constant_of(target: str) -> Tensor | None:

@@ -31,20 +31,53 @@ class Constants:
     def __init__(self) -> None:
         self._values: dict[fx.Node, Any] = {}
 
-    def read(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Return ``func(*args)`` computed on constants.
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Return ``func(*args, **kwargs)`` computed on constants.
 
         Raises:
             NotConstant: an operand is no constant.
         """
-        nodes = [torch_private.node_of(arg) if isinstance(arg, Tensor) else None for arg in args]
-        if any(node is None and isinstance(arg, Tensor) for node, arg in zip(nodes, args)):
-            raise NotConstant
-        for node in nodes:
-            if node is not None:
-                self._compute(node)
+        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
+        values = [self._value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(values, spec)
         with torch_private.outside_of_trace():
-            return func(*(arg if node is None else self._values[node] for node, arg in zip(nodes, args)))
+            return func(*args, **(kwargs or {}))
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        node = torch_private.node_of(tensor)
+        if node is None:
+            if not torch_private.is_real(tensor):
+                raise NotConstant
+            return tensor
+        self._compute(node)
+        value: Tensor = self._values[node]
+        return value
+
+    def made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the tensors of ``func(*args, **kwargs)``, whose shapes depend on constants alone, as new constants.
+
+        Raises:
+            NotConstant: an operand is no constant, or the result holds no tensor.
+        """
+        result = self.read(func, args, kwargs)
+        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+            raise NotConstant
+        return pytree.tree_map_only(Tensor, torch_private.as_constant, result)
+
+    def listed(self, index: Any) -> Any:
+        """Return an index in which constant masks are lists of the places that they keep, whose number is known."""
+        parts = index if isinstance(index, tuple) else (index,)
+        out: list[Any] = []
+        for part in parts:
+            if isinstance(part, Tensor) and part.dtype is torch.bool and part.dim() > 0:
+                try:
+                    places = self.read(Tensor.nonzero, (part,))
+                except NotConstant:
+                    return index
+                out += [torch_private.as_constant(column.contiguous()) for column in places.unbind(1)]
+            else:
+                out.append(part)
+        return tuple(out)
 
     def _compute(self, node: fx.Node) -> None:
         for needed in _in_order(node, self._values):

@@ -14,6 +14,7 @@ from autopar.errors import CaptureError
 
 from . import ops, torch_private
 from .output_leaves import flatten_outputs, loss_of
+from .trace_batch_norm import average_by_tensors
 from .trace_ops import TraceOps
 from .trace_recorder import TraceRecorder
 
@@ -76,6 +77,7 @@ class Joint:
             state = {name: t for name, kind, t in zip(self.names, self.kinds, wrapped) if kind != "input"}
             flat = self._filled(iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
             with torch_private.swapped_tensors(self.model, state), torch_private.without_checkpoints():
+                average_by_tensors(self.model)
                 with TraceOps(self.recorder):
                     leaves = self._forward(flat)
                 # A view of what was written to is computed when it is unwrapped: that belongs to the forward too.

@@ -1,13 +1,14 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_loss`` and ``trace_random`` hold the rewrites, one
-function a family. A rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is.
-Functions of ``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too; one
-that hands itself over again inside (``meshgrid`` does) then runs as it is.
+``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_linalg``, ``trace_loss``, ``trace_pooling`` and
+``trace_random`` hold the rewrites, one function a family. A rewrite returns ``NotImplemented`` where it does not apply;
+the function then runs as it is. Functions of ``torch.nn.functional`` that are written in Python are entered, so that
+what they call is seen too; one that hands itself over again inside (``meshgrid`` does) then runs as it is.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -15,12 +16,23 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from . import trace_attention, trace_bags, trace_loss, trace_matmul, trace_random
+from . import (
+    torch_private,
+    trace_attention,
+    trace_bags,
+    trace_linalg,
+    trace_loss,
+    trace_matmul,
+    trace_pooling,
+    trace_random,
+)
+from .trace_checks import passing_value
 from .trace_constants import READS, Constants, NotConstant
 from .trace_flat import FlatViews
-from .trace_recorder import TraceRecorder
+from .trace_recorder import TraceRecorder, first_frame
 
 Rewrite = Callable[..., Any]
 
@@ -28,10 +40,15 @@ REWRITES: dict[Any, Rewrite] = {
     **trace_matmul.REWRITES,
     **trace_attention.REWRITES,
     **trace_bags.REWRITES,
+    **trace_linalg.REWRITES,
     **trace_loss.REWRITES,
+    **trace_pooling.REWRITES,
     **trace_random.REWRITES,
 }
 """Torch function -> rewrite; a rewrite takes the flat views, then the function's own arguments."""
+
+MASKED = (torch.Tensor.__getitem__, torch.Tensor.masked_select, torch.masked_select)
+"""Functions that read at a mask, whose result has a known shape when the mask is a constant."""
 
 _ENTERED_MODULES = ("torch.nn.functional", "torch.functional")
 _GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -76,10 +93,31 @@ class TraceOps(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in READS:
+            return self._read(func, args, kwargs)
+        if func in MASKED:
+            args = _indexed(*args, **kwargs) if func is not torch.Tensor.__getitem__ else args
+            func, args, kwargs = torch.Tensor.__getitem__, (args[0], self.constants.listed(args[1])), {}
+        try:
+            return self._trace(func, args, kwargs)
+        except torch_private.DATA_DEPENDENT:
             try:
-                return self.constants.read(func, args)
+                return self.constants.made(func, args, kwargs)
             except NotConstant:
-                return func(*args, **kwargs)
+                pass
+            raise
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Hand a value to Python: that of a constant, or the one with which a check of values passes."""
+        try:
+            return self.constants.read(func, args)
+        except NotConstant:
+            if func in (torch.Tensor.__bool__, torch.Tensor.item) and args[0].dtype is torch.bool:
+                passing = passing_value(first_frame(sys._getframe(1)))
+                if passing is not None:
+                    return passing
+        return func(*args, **kwargs)
+
+    def _trace(self, func: Any, args: Any, kwargs: Any) -> Any:
         rewrite = REWRITES.get(func)
         if rewrite is not None:
             result = rewrite(self.flat, *args, **kwargs)
@@ -93,6 +131,12 @@ class TraceOps(TorchFunctionMode):
             finally:
                 self._inside.pop()
         return self.flat.follow(func, args, kwargs, func(*args, **kwargs))
+
+
+def _indexed(input: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tensor and index of a selection by a mask; they broadcast with each other."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    return input.expand(shape), mask.expand(shape)
 
 
 def _is_entered(func: Any) -> bool:

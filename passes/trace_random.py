@@ -29,9 +29,14 @@ def keep_mask(like: Tensor, p: float) -> Tensor:
 
     That is the order of the elements in memory: a transposed tensor gets the transposed mask.
     """
+    return drawn_mask(like, 1.0 - p)
+
+
+def drawn_mask(like: Tensor, keep: float) -> Tensor:
+    """Return the same, ones with probability ``keep``."""
     order = memory_order(torch.empty_like(like))
     shape = [like.shape[dim] for dim in order]
-    mask: Tensor = torch.ops.autopar.bernoulli.default(shape, 1.0 - p, like.dtype, like.device, [0] * len(shape), shape)
+    mask: Tensor = torch.ops.autopar.bernoulli.default(shape, keep, like.dtype, like.device, [0] * len(shape), shape)
     return mask if order == sorted(order) else mask.permute([order.index(dim) for dim in range(len(order))])
 
 
@@ -65,10 +70,17 @@ def _inplace_dropout(flat: FlatViews, input: Tensor, p: float, train: bool) -> A
     return dropout(flat, input, p, train, True)
 
 
+def bernoulli_(flat: FlatViews, input: Tensor, p: Any = 0.5, *, generator: Any = None) -> Any:
+    """Trace ``Tensor.bernoulli_`` with one probability for all elements."""
+    plain = generator is None and isinstance(p, (int, float)) and 0.0 <= p <= 1.0 and input.dtype.is_floating_point
+    return input.copy_(drawn_mask(input, float(p))) if plain else NotImplemented
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     F.dropout: dropout,
     torch.dropout: dropout,
     torch.dropout_: _inplace_dropout,
     torch.feature_dropout: feature_dropout,
+    Tensor.bernoulli_: bernoulli_,
 }
 """Torch function -> its rewrite."""

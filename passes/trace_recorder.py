@@ -19,12 +19,20 @@ _PASSES = os.path.dirname(os.path.abspath(__file__))
 _OWN = os.path.dirname(_PASSES)
 _CAPTURE = os.path.join(_PASSES, "capture.py")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_TRACING = (_PASSES + os.sep, os.path.join(_TORCH, "_subclasses") + os.sep)
 _FOREIGN = (_TORCH + os.sep, _PASSES + os.sep, _OWN + os.sep, "<")
 
 
 def is_user_file(filename: str) -> bool:
     """Tell whether code in ``filename`` is the user's: neither torch's, nor ours, nor generated."""
     return not filename.startswith(_FOREIGN) and not filename.endswith(("contextlib.py", "functools.py"))
+
+
+def first_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame at or above ``frame`` that is not of the tracing itself: the user's, or torch's."""
+    while frame is not None and frame.f_code.co_filename.startswith(_TRACING):
+        frame = frame.f_back
+    return frame
 
 
 def user_line(frame: FrameType | None) -> str:

@@ -73,7 +73,8 @@ def split_tensor(whole: Tensor, layout: Sequence[int], sizes: Sequence[int]) -> 
 
 def _split_once(tensor: Tensor, code: int, parts: int) -> Sequence[Tensor]:
     if code >= 0:
-        return [piece.contiguous() for piece in torch.chunk(tensor, parts, dim=code)]
+        # Copies: an op that looks past its operand into the memory behind it must not find the other pieces there.
+        return [piece.clone(memory_format=torch.contiguous_format) for piece in torch.chunk(tensor, parts, dim=code)]
     if code == REPLICATE:
         return [tensor] * parts
     return _terms(tensor, PARTIAL_NAMES[code], parts)

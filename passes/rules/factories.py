@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,11 +78,11 @@ def _arange_piece(start: Any, step: Any, piece: Piece | None) -> tuple[Any, Any]
 
 @rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def arange(node: fx.Node) -> Rule:
-    """A range: a piece starts at its offset. Ranges of broken numbers are not split, because rounding would differ."""
+    """A range: a piece starts at its offset; one of broken numbers is made whole and cut, as rounding would differ."""
     named = arguments(node)
     start, step = named.get("start", 0), named.get("step", 1)
     if not all(isinstance(number, int) for number in (start, named["end"], step)):
-        return replicated_rule(node, "a range of floating point numbers")
+        return make_rule(node, [], [["d0"]], localize=lambda call: _kept(call, ["d0"], call.again()))
 
     def localize(call: LocalCall) -> Any:
         ends = _arange_piece(start, step, call.pieces.get("d0"))
@@ -111,10 +112,29 @@ def iota(node: fx.Node) -> Rule:
     return make_rule(node, [], [["d0"]], localize=localize)
 
 
-@rule(aten.eye.default, aten.eye.m, aten.linspace.default, aten.logspace.default, aten.tril_indices.default)
+@rule(
+    aten.eye.default,
+    aten.eye.m,
+    aten.linspace.default,
+    aten.logspace.default,
+    aten.tril_indices.default,
+    aten.triu_indices.default,
+    aten.hann_window.default,
+    aten.hamming_window.default,
+)
 def made_whole(node: fx.Node) -> Rule:
-    """A constant that every rank makes whole."""
-    return replicated_rule(node, "a small constant that every rank makes")
+    """A small constant: every rank makes the whole and keeps its piece."""
+    names = letters(len(shape_of(node)))
+    return make_rule(node, [], [names], localize=lambda call: _kept(call, names, call.again()))
+
+
+def _kept(call: LocalCall, names: list[str | None], whole: Any) -> Any:
+    """Emit the cuts that leave this rank's piece of a whole tensor of dims ``names``."""
+    for dim, name in enumerate(names):
+        piece = call.pieces.get(str(name))
+        if piece is not None and piece.parts > 1:
+            whole = call.emit(aten.slice.Tensor, whole, dim, piece.offset, piece.offset + piece.length)
+    return whole
 
 
 @rule(
@@ -123,19 +143,47 @@ def made_whole(node: fx.Node) -> Rule:
     aten.randint.default,
     aten.randint.low,
     aten.randperm.default,
-    aten.rand_like.default,
-    aten.randn_like.default,
     aten.bernoulli.default,
-    aten.bernoulli.p,
     aten.multinomial.default,
     aten.normal.Tensor_float,
-    aten.normal_functional.default,
-    aten.native_dropout.default,
 )
 def drawn_whole(node: fx.Node) -> Rule:
-    """Random numbers that every rank draws whole from the same generator state."""
-    whole = replicated_rule(node, "random numbers are drawn whole on every rank")
-    return Rule((), whole.operands, whole.results, random=True, reason=whole.reason)
+    """Random numbers: every rank draws all of them from the same generator state and keeps its piece."""
+    names = letters(len(shape_of(node)))
+    operands = [[None] * len(shape) for shape in operand_shapes(node)]
+    return make_rule(node, operands, [names], localize=lambda call: _kept(call, names, call.again()), random=True)
+
+
+@rule(
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten.bernoulli.p,
+    aten.normal_functional.default,
+    aten.uniform.default,
+    aten.exponential.default,
+)
+def drawn_like_another(node: fx.Node) -> Rule:
+    """The same of another's shape and dtype, whose numbers nobody reads: it may lie anyhow."""
+    shape = list(shape_of(node))
+    if not node.meta["val"].is_contiguous():
+        return replace(replicated_rule(node, "random numbers in another order than that of the dims"), random=True)
+    names = letters(len(shape))
+
+    def localize(call: LocalCall) -> Any:
+        if list(call.operand_shapes[0]) != shape or list(call.result_shapes[0]) != shape:
+            like = call.emit(aten.new_empty.default, call.args[0], shape)
+            return _kept(call, names, call.emit(call.target, like, *call.args[1:], **call.kwargs))
+        return call.again()
+
+    return make_rule(node, [names], [names], localize=localize, random=True)
+
+
+@rule(aten.native_dropout.default)
+def dropout_drawn_whole(node: fx.Node) -> Rule:
+    """A dropout that no one wrote as a mask: drawn whole on every rank."""
+    return replace(replicated_rule(node, "random numbers are drawn whole on every rank"), random=True)
 
 
 @rule(torch.ops.autopar.bernoulli.default)

@@ -59,13 +59,17 @@ def enter_factories() -> None:
     def eye(d: Draw) -> Arguments:
         return (d.size(),), {}
 
-    @generates(aten.eye.m, aten.tril_indices.default)
+    @generates(aten.eye.m, aten.tril_indices.default, aten.triu_indices.default)
     def eye_m(d: Draw) -> Arguments:
         return (d.size(), d.size()), {}
 
     @generates(aten.linspace.default, aten.logspace.default)
     def linspace(d: Draw) -> Arguments:
         return (0.0, 1.0, d.size()), {}
+
+    @generates(aten.hann_window.default, aten.hamming_window.default)
+    def window(d: Draw) -> Arguments:
+        return (d.size(),), {}
 
     @generates(aten.rand.default, aten.randn.default)
     def rand(d: Draw) -> Arguments:
@@ -82,6 +86,18 @@ def enter_factories() -> None:
     @generates(aten.randperm.default)
     def randperm(d: Draw) -> Arguments:
         return (d.size(),), {}
+
+    @generates(aten.randint_like.default)
+    def randint_like(d: Draw) -> Arguments:
+        return (d.float(*d.shape()), 9), {}
+
+    @generates(aten.randint_like.low_dtype)
+    def randint_like_low(d: Draw) -> Arguments:
+        return (d.float(*d.shape()), 2, 9), {}
+
+    @generates(aten.uniform.default, aten.exponential.default)
+    def uniform(d: Draw) -> Arguments:
+        return (d.float(*d.shape()),), {}
 
     @generates(aten.rand_like.default, aten.randn_like.default, aten.normal_functional.default)
     def rand_like(d: Draw) -> Arguments:

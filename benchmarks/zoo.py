@@ -1,0 +1,269 @@
+"""The zoo: unmodified architectures at small sizes, each planned on meshes and compared with one device.
+
+``python benchmarks/zoo.py [--case NAME] [--mesh 2,2] [--json OUT]``. A row is ``case, mesh, result, replicated_ops,
+predicted_speedup, seconds``. ``result``: ``match`` (loss, outputs, all gradients, buffers and a step of the optimizer
+equal one device), ``refused`` (a clear error before anything runs), ``wrong``, ``error``, ``hang``, or ``skipped``
+where the package of the model is not installed. ``replicated_ops`` counts the ops that no axis splits,
+``predicted_speedup`` is that of a training step (or a forward) on a device which is so slow, beside its links, that
+small models are worth splitting (``zoo_models/small_device.json``).
+
+Every case runs in a process of its own under a time limit, so that a crash or a hang is a row like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.errors import AutoparError, LoweringError, MismatchError, RuleError
+from autopar.mesh import Mesh
+from autopar.passes.annotate import annotate
+from autopar.passes.capture import capture
+from autopar.passes.pipeline import make_plan
+from autopar.passes.program import Program, result_values
+from autopar.plans import Options, Plan
+from autopar.runtime.signature import take_apart
+from autopar.runtime.verify_ranks import verify_ranks
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.zoo_models import load
+from benchmarks.zoo_models.case import Case, vision_package
+
+MESHES = ((4,), (2, 2), (8,))
+LIMIT_S = 300
+PROFILE = str(Path(__file__).resolve().parent / "zoo_models" / "small_device.json")
+FAULTS_OF_OURS = (LoweringError, RuleError)
+"""Errors of autopar that are no refusals: the compiler contradicts itself."""
+
+Row = dict[str, Any]
+Planner = Callable[[Program, Mesh], Plan]
+
+
+def zoo_mesh(sizes: Sequence[int]) -> Mesh:
+    """Return a mesh of the zoo's device."""
+    return Mesh(tuple(sizes), device=PROFILE, links=(f"{PROFILE}:fast",) * len(sizes))
+
+
+def plan_best(program: Program, mesh: Mesh) -> Plan:
+    """Return autopar's own plan."""
+    return make_plan(program, mesh, Options())
+
+
+def plan_random(seed: int) -> Planner:
+    """Return a planner of random legal plans."""
+    seeded_plan = importlib.import_module("tests.strategies.plans").seeded_plan
+    return lambda program, mesh: seeded_plan(program, mesh, seed)
+
+
+def replicated(program: Program, plan: Plan) -> Counter[str]:
+    """Return how often each op runs whole on every rank; ops on single numbers are left out."""
+    counts: Counter[str] = Counter()
+    for node in program.ops():
+        sizes = [value.numel() for _, value in result_values(node)]
+        if max(sizes, default=0) > 1 and set(plan.choices.get(node.name, ("",))) == {"replicate"}:
+            counts[str(node.target)] += 1
+    return counts
+
+
+class Prepared:
+    """A case that is built and captured once for all its meshes."""
+
+    def __init__(self, case: Case, double: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model, args, kwargs = case.build()
+        if double:
+            self.model.double()
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _doubled, (args, kwargs))
+        self.model.train(case.training)
+        self.training = case.training
+        with torch.set_grad_enabled(case.training):
+            call = take_apart(self.model, args, kwargs, device=None)
+            self.args, self.kwargs = call.args, call.kwargs
+            self.program = annotate(capture(self.model, self.args, self.kwargs))
+        self.alone = make_plan(self.program, zoo_mesh((1,)), Options()).step_seconds
+
+    def run(self, sizes: Sequence[int], planner: Planner) -> Row:
+        """Plan and verify on one mesh; return the figures of the row."""
+        plan = planner(self.program, zoo_mesh(sizes))
+        whole = replicated(self.program, plan)
+        verify_ranks(self.model, self.program, plan, self.args, self.kwargs)
+        return {
+            "result": "match",
+            "ops": sum(1 for _ in self.program.ops()),
+            "replicated_ops": whole.total(),
+            "predicted_speedup": round(self.alone / plan.step_seconds, 2) if plan.step_seconds else None,
+            "replicated": dict(whole.most_common(8)),
+        }
+
+
+def _doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.dtype is torch.float32 else tensor
+
+
+def judge(error: BaseException) -> Row:
+    """Return the result that an exception stands for."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (ImportError, ModuleNotFoundError)) and "autopar" not in str(getattr(error, "name", "")):
+        return {"result": "skipped", "detail": text}
+    if isinstance(error, MismatchError):
+        return {"result": "wrong", "detail": text}
+    if isinstance(error, AutoparError) and not isinstance(error, FAULTS_OF_OURS):
+        return {"result": "refused", "detail": text}
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    return {"result": "error", "detail": f"{text} ({where[0].filename}:{where[0].lineno})" if where else text}
+
+
+def _child(case: Case, meshes: Sequence[Sequence[int]], seed: int | None, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    planner = plan_best if seed is None else plan_random(seed)
+    started = time.perf_counter()
+    try:
+        prepared = Prepared(case)
+    except Exception as error:
+        pipe.send({**judge(error), "all": True, "seconds": time.perf_counter() - started})
+        return
+    for sizes in meshes:
+        try:
+            row = prepared.run(sizes, planner)
+        except MismatchError as error:
+            row = _in_double(case, sizes, planner, error)
+        except Exception as error:
+            row = judge(error)
+        pipe.send({**row, "seconds": round(time.perf_counter() - started, 1)})
+        started = time.perf_counter()
+
+
+def _in_double(case: Case, sizes: Sequence[int], planner: Planner, error: MismatchError) -> Row:
+    """Return the row of a case that differs in float32: run again in float64, where rounding can't be the reason.
+
+    A norm over a few numbers that hardly differ lifts the rounding of any order of summation above every tolerance. In
+    float64 the tolerance is a hundred thousand times tighter, and what is wrong stays wrong.
+    """
+    try:
+        row = Prepared(case, double=True).run(sizes, planner)
+    except Exception:
+        return judge(error)
+    return {**row, "detail": f"in float64, since rounding is lifted above the tolerance of float32 ({error})"}
+
+
+def run_case(
+    case: Case, meshes: Sequence[Sequence[int]], seed: int | None = None, limit_s: float = LIMIT_S
+) -> list[Row]:
+    """Run a case on meshes in a process of its own; return a row a mesh.
+
+    A mesh on which the process dies or does not end in time is an ``error`` or a ``hang``; the others go on in a new
+    process.
+    """
+    rows: list[Row] = []
+    context = multiprocessing.get_context("fork")
+    while len(rows) < len(meshes):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_child, args=(case, meshes[len(rows) :], seed, theirs), daemon=False)
+        process.start()
+        theirs.close()
+        while len(rows) < len(meshes):
+            found = _receive(ours, process, limit_s)
+            rows.append(found)
+            if found.pop("all", False):
+                rows += [dict(found) for _ in meshes[len(rows) :]]
+            if found.pop("ended", False):
+                break
+        ours.close()
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    head = ("case", "kind", "package", "training", "mesh")
+    facts = (case.name, case.kind, case.package, case.training)
+    return [{**dict(zip(head, (*facts, list(sizes)))), **row} for sizes, row in zip(meshes, rows)]
+
+
+def _receive(pipe: Connection, process: Any, limit_s: float) -> Row:
+    started = time.perf_counter()
+    if not pipe.poll(limit_s):
+        process.kill()
+        return {"result": "hang", "detail": f"not done after {limit_s:.0f} s", "seconds": limit_s, "ended": True}
+    try:
+        found: Row = pipe.recv()
+        return found
+    except EOFError:
+        process.join()
+        seconds = round(time.perf_counter() - started, 1)
+        return {"result": "error", "detail": f"its process ended with {process.exitcode}", "seconds": seconds,
+                "ended": True}  # fmt: skip
+
+
+def line(row: Row) -> str:
+    """Return a row as a line of text."""
+    mesh = "x".join(map(str, row["mesh"]))
+    whole, speed = row.get("replicated_ops", ""), row.get("predicted_speedup", "")
+    head = f"{row['case']:<28}{mesh:>5} {row['result']:<8}{whole!s:>6}{speed!s:>7}{row['seconds']:7.1f}s"
+    return f"{head}  {row.get('detail', '')}".rstrip()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cases asked for; print a line each and a summary, write the rows as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", help="run this case alone; may be given again")
+    parser.add_argument("--kind", help="run the cases of this kind alone")
+    parser.add_argument("--mesh", help="run on this mesh alone, such as 2,2")
+    parser.add_argument("--random", type=int, metavar="SEED", help="run a random legal plan instead of the best")
+    parser.add_argument("--sample", type=int, help="run so many cases, which change with the date")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a mesh of a case may take")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args(arguments)
+    cases = load()
+    unknown = sorted(set(options.case or ()) - set(cases))
+    if unknown:
+        parser.error(f"no case is called {', '.join(unknown)}; --list prints all")
+    chosen = [c for c in cases.values() if not options.case or c.name in options.case]
+    chosen = [c for c in chosen if not options.kind or c.kind == options.kind]
+    if options.sample:
+        chosen = random.Random(datetime.date.today().toordinal()).sample(chosen, min(options.sample, len(chosen)))
+    if options.list:
+        print("\n".join(f"{c.name:<28}{c.kind:<22}{c.package}" for c in chosen))
+        return 0
+    meshes = [tuple(int(n) for n in options.mesh.split(","))] if options.mesh else list(MESHES)
+    _import_packages(chosen)
+    rows: list[Row] = []
+    for case in chosen:
+        for row in run_case(case, meshes, options.random, options.limit):
+            rows.append(row)
+            print(line(row), flush=True)
+    counts = Counter(row["result"] for row in rows)
+    print(f"{len(rows)} runs: " + ", ".join(f"{count} {result}" for result, count in sorted(counts.items())))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+    return 0 if set(counts) <= {"match", "refused", "skipped"} else 1
+
+
+def _import_packages(cases: Sequence[Case]) -> None:
+    """Import what many cases need once, before their processes are forked off."""
+    if {case.package for case in cases} - {""} and importlib.util.find_spec("torchvision") is not None:
+        vision_package()
+    if any(case.package == "transformers" for case in cases) and importlib.util.find_spec("transformers") is not None:
+        importlib.import_module("transformers.modeling_utils")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
