@@ -43,7 +43,8 @@ def plan(
 
     Args:
         model: the module; it may be on the meta device. It is traced in its own mode and in the current grad mode.
-        mesh: a ``DeviceMesh``, a ``Mesh``, a ``Cluster`` or its text (``"4x8 h100"``), a number of ranks or axis sizes.
+        mesh: a ``DeviceMesh``, a ``Mesh``, a number of ranks or axis sizes; or a ``Cluster`` or its text
+            (``"4x8 h100"``), for which the shape of the mesh, stages and micro-batches are searched.
         example_inputs: positional inputs: a tuple, a single tensor, or a dict of keyword inputs.
         kwargs: keyword inputs.
         loss: see ``parallelize``.
@@ -71,11 +72,13 @@ def plan(
     """
     from autopar.passes.pipeline import make_plan
     from autopar.passes.pipeline_plan import is_pipelined, make_pipeline_plan, stage_mesh
+    from autopar.passes.plan_cluster import plan_cluster
     from autopar.runtime.shadow import Source
     from autopar.runtime.signature import take_apart
 
     check_module(model)
-    grid = check_mesh(mesh)
+    cluster = Cluster(mesh) if isinstance(mesh, str) else mesh
+    grid = check_mesh(cluster)
     options = check_options(
         optimizer,
         memory,
@@ -90,6 +93,8 @@ def plan(
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
     program = source.capture(take_apart(model, args, named, device=None), stage_mesh(grid), inputs, outputs)
+    if isinstance(cluster, Cluster):
+        return plan_cluster(program, cluster.hardware, options, grid)
     if is_pipelined(grid, options):
         return make_pipeline_plan(program, grid, options)
     return make_plan(program, grid, options)

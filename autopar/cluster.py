@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autopar.errors import MeshError
 from autopar.mesh import Mesh
 from autopar.passes.cost.devices import axis_links, device, link
+from autopar.passes.hardware import Hardware
 
 _TEXT = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)\s+(\S+)\s*", re.IGNORECASE)
 
@@ -69,6 +70,11 @@ class Cluster:
     def num_ranks(self) -> int:
         """The number of devices."""
         return self.num_nodes * self.devices_per_node
+
+    @property
+    def hardware(self) -> Hardware:
+        """The cluster in the words of the search."""
+        return Hardware(self.num_nodes, self.devices_per_node, self.device, self.link_inside, self.link_between)
 
     def mesh(self, sizes: tuple[int, ...] | None = None, names: tuple[str, ...] = ()) -> Mesh:
         """Return a logical mesh on all devices, every axis with the link that it uses.

@@ -193,7 +193,7 @@ def _check_arc(plan: PlanRecord, tensor: str, source: str, target: str) -> None:
 
 
 def _check_numbers(plan: PlanRecord) -> None:
-    for record in (plan.cost, plan.memory, plan.solver):
+    for record in (plan.cost, plan.memory, plan.solver, *filter(None, [plan.search])):
         for name in record.__struct_fields__:
             value = getattr(record, name)
             if isinstance(value, float):

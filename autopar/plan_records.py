@@ -170,6 +170,31 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
         return len(self.cuts) + 1
 
 
+class SearchRecord(Struct, frozen=True, kw_only=True):
+    """How the shape of the mesh, the stages and the micro-batches were found on a whole cluster.
+
+    Attributes:
+        chosen: the configuration in words.
+        step_seconds, bound_seconds: of the simulated schedule, and a lower bound on those of any configuration.
+        bubble_share: the part of the step in which the busiest rank waits.
+        peak_bytes: of the fullest rank.
+        considered, pruned, solved: configurations: all, those left out by a bound, those whose stages were placed.
+        others: the next best ones with their seconds.
+        note: why nothing was searched, or what the split could not keep.
+    """
+
+    chosen: str = ""
+    step_seconds: float = 0.0
+    bound_seconds: float = 0.0
+    bubble_share: float = 0.0
+    peak_bytes: int = 0
+    considered: int = 0
+    pruned: int = 0
+    solved: int = 0
+    others: tuple[tuple[str, float], ...] = ()
+    note: str = ""
+
+
 class PlanRecord(Struct, frozen=True, kw_only=True):
     """The frozen answer for one program on one mesh, as it is written to a file; ``Plan`` is the same with its methods.
 
@@ -189,6 +214,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
         placeholders: full name of a parameter or buffer, or path of an input -> the node that carries it, for reports.
         gradients: full name of a parameter -> the node that computes its gradient, for reports.
         pipeline: micro-batches and stages; None where the whole batch runs at once on the whole mesh.
+        search: how the mesh was found; None where it was given.
     """
 
     schema: int = SCHEMA
@@ -212,6 +238,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
     placeholders: dict[str, str] = {}
     gradients: dict[str, str] = {}
     pipeline: PipelineRecord | None = None
+    search: SearchRecord | None = None
 
     @property
     def mesh(self) -> Mesh:

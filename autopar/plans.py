@@ -20,6 +20,7 @@ from autopar.plan_records import (
     PipelineRecord,
     PlanRecord,
     Route,
+    SearchRecord,
     SolverReport,
     Struct,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Plan",
     "PlanRecord",
     "Route",
+    "SearchRecord",
     "SolverReport",
     "Struct",
     "check_plan",

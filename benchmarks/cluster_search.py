@@ -26,6 +26,7 @@ from autopar.mesh import Mesh
 from autopar.passes.capture import capture
 from autopar.passes.cost.compute import ATTENTION_SHARE
 from autopar.passes.cost.devices import device
+from autopar.passes.hardware import Hardware
 from autopar.passes.price_regions import PricedRegion, price_regions, repeat_regions
 from autopar.passes.program import Program
 from autopar.passes.region_variants import Conditions
@@ -34,7 +35,6 @@ from autopar.passes.search_cluster import (
     Candidate,
     ClusterSearcher,
     Found,
-    Hardware,
     Limits,
     hardware_conditions,
 )

@@ -17,7 +17,7 @@ from autopar.plans import Options
 
 from .annotate import annotate
 from .apply_constraints import apply_constraints
-from .cost.compute import ATTENTION, is_view
+from .cost.compute import is_view
 from .cost.fusion import mark_traffic
 from .find_regions import Span, find_regions, region_of
 from .fold import fold
@@ -27,6 +27,9 @@ from .solve.decide import Decided, decide
 from .solve.layout_graph import Prices
 from .solve.problem import Network, build_problem
 from .solve.travel import Travel
+
+ATTENTION = ("autopar.attention", "autopar.attention_backward")
+"""Ops of fused attention."""
 
 Part = Literal["forward", "input", "weight"]
 SMALL = 1 / 64

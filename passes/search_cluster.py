@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import InfeasibleError, OptionError
 from autopar.mesh import Mesh
 
-from .cost.devices import axis_links, device, link
+from .cost.devices import device, link
+from .hardware import Hardware
 from .price_regions import PricedRegion
 from .region_variants import Conditions, region_variants
 from .schedules import NAMES, SINGLE, make_schedule
@@ -30,29 +31,6 @@ CHUNKS = (2, 4, 8)
 
 SPARE = 0.92
 """The part of a device's memory that a plan may fill when nothing else is asked: the rest is the runtime's own."""
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Nodes of equal devices; ``autopar.Cluster`` in the words that passes may use."""
-
-    num_nodes: int
-    devices_per_node: int
-    device: str
-    link_inside: str
-    link_between: str
-
-    @property
-    def num_ranks(self) -> int:
-        """All devices."""
-        return self.num_nodes * self.devices_per_node
-
-    def links(self, sizes: tuple[int, ...]) -> tuple[str, ...]:
-        """Return the link of every axis of a mesh of ``sizes`` on all devices."""
-        return axis_links(sizes, self.devices_per_node, self.link_inside, self.link_between)
-
-    def __str__(self) -> str:
-        return f"{self.num_nodes}x{self.devices_per_node} {self.device}"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from autopar.placement import local_shape, parse_layout
 from autopar.plan_records import CollectiveRow, PlanRecord
 from autopar.report.fold_names import fold_names, pattern_of
+from autopar.report.pipeline_text import pipeline_lines
 from autopar.report.technique import layout_text, parameter_techniques
 from autopar.report.text import (
     WIDTH,
@@ -38,16 +39,19 @@ def totals_text(plan: PlanRecord) -> str:
     axes = " x ".join(f"{name}={size}" for name, size in zip(record.names, record.sizes))
     whole = sum(all(choice == "replicate" for choice in choices) for choices in plan.choices.values())
     found = f", found in {format_seconds(solver.seconds)}" if solver.seconds else ""
+    simulated = plan.pipeline is not None and plan.search is not None
+    busy, idle = ("fullest rank busy", "waiting") if simulated else ("compute", "communication")
     return "\n".join(
         (
             f"Plan for a mesh of {axes} ({format_count(plan.mesh.num_ranks, 'rank')}, device {record.device})",
-            f"  step    {format_seconds(cost.step_seconds)} predicted: compute {format_seconds(cost.compute_seconds)}, "
-            f"communication {format_seconds(cost.communication_seconds)} "
+            f"  step    {format_seconds(cost.step_seconds)} predicted: {busy} {format_seconds(cost.compute_seconds)}, "
+            f"{idle} {format_seconds(cost.communication_seconds)} "
             f"({format_share(cost.communication_seconds, cost.step_seconds)} of the step)",
             f"  solver  {solver.status}: objective {format_seconds(solver.objective_s)}, "
             f"bound {format_seconds(solver.bound_s)}, gap {100 * solver.gap:.3g} %" + found,
             f"          {format_count(solver.variables, 'variable')}, {format_count(solver.constraints, 'row')}, "
             f"{format_count(solver.regions, 'repeated region')}",
+            *pipeline_lines(plan),
             f"  ops     {len(plan.choices):,}, of which {whole:,} run whole on every rank",
             textwrap.fill(
                 ", ".join(_asked(plan)), WIDTH, initial_indent="  asked   ", subsequent_indent=" " * 10,

@@ -8,12 +8,12 @@ import pytest
 
 from autopar.errors import InfeasibleError, OptionError
 from autopar.mesh import Mesh
+from autopar.passes.hardware import Hardware
 from autopar.passes.price_regions import PricedRegion, Work
 from autopar.passes.schedules import make_schedule
 from autopar.passes.search_cluster import (
     Candidate,
     ClusterSearcher,
-    Hardware,
     Limits,
     candidates,
     hardware_conditions,
