@@ -48,7 +48,7 @@ class Action:
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """A table: what every rank of the pipeline axis does, in order.
 
@@ -65,6 +65,16 @@ class Schedule:
     num_stages: int
     num_micro_batches: int
     actions: tuple[tuple[Action, ...], ...]
+
+    @property
+    def _key(self) -> tuple[str, int, int, int, int]:
+        return self.name, self.num_ranks, self.num_stages, self.num_micro_batches, len(self.actions[0])
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, Schedule) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
     @property
     def chunks(self) -> int:
@@ -233,16 +243,22 @@ def simulate_schedule(schedule: Schedule, costs: Sequence[StageCost]) -> Simulat
     """
     if len(costs) != schedule.num_stages:
         raise OptionError(f"a schedule of {schedule.num_stages} stages needs as many costs; got {len(costs)}")
-    ends, blame = _run(schedule, costs)
-    last = [max((ends[action], action) for action in row) if row else (0.0, None) for row in schedule.actions]
+    order = _dependencies(schedule)
+    seconds = [[cost.seconds(kind) for kind in _KINDS] for cost in costs]
+    delays = [cost.send_s for cost in costs]
+    ends = [0.0] * len(order)
+    for at, (stage, kind, before, source, send) in enumerate(order):
+        begin = ends[before] if before >= 0 else 0.0
+        if source >= 0:
+            begin = max(begin, ends[source] + (delays[send] if send >= 0 else 0.0))
+        ends[at] = begin + seconds[stage][kind]
     steps = [sum(costs[stage].step_s for stage in schedule.stages_of(rank)) for rank in range(schedule.num_ranks)]
-    finish, rank = max((end + step, -rank) for rank, ((end, _), step) in enumerate(zip(last, steps, strict=True)))
-    path: dict[Term, int] = {}
-    for stage in schedule.stages_of(-rank):
-        path[stage, "step"] = 1
-    _trace(schedule, last[-rank][1], blame, path)
+    lasts = _lasts(schedule)
+    finish, rank = max((ends[last] + step, -rank) for rank, (last, step) in enumerate(zip(lasts, steps, strict=True)))
+    path: dict[Term, int] = {(stage, "step"): 1 for stage in schedule.stages_of(-rank)}
+    _trace(order, ends, delays, lasts[-rank], path)
     busy = tuple(
-        sum(costs[action.stage].seconds(action.kind) for action in row) + step
+        math.fsum(costs[action.stage].seconds(action.kind) for action in row) + step
         for row, step in zip(schedule.actions, steps, strict=True)
     )
     return Simulation(finish, busy, peak_bytes(schedule, costs), in_flight(schedule), path)
@@ -259,10 +275,21 @@ def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...
     return tuple(out)
 
 
-def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[dict[Action, float], dict[Action, Action | None]]:
-    """Return when every action ends and which one it waited for last."""
-    ends: dict[Action, float] = {}
-    blame: dict[Action, Action | None] = {}
+_KINDS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+_TERMS: tuple[tuple[Literal["forward", "input", "weight"], ...], ...] = (
+    ("forward",), ("input", "weight"), ("input",), ("weight",),
+)  # fmt: skip
+
+Step = tuple[int, int, int, int, int]
+"""Of an action: its stage, the index of its kind, of the action before it on its rank and of the one whose result it
+needs (-1 for none), and the stage behind which that result travels (-1 when it stays on its rank)."""
+
+
+@lru_cache(maxsize=64)
+def _dependencies(schedule: Schedule) -> tuple[Step, ...]:
+    """Return all actions in an order in which everything that an action waits for comes before it."""
+    known: dict[Action, int] = {}
+    order: list[Step] = []
     at = [0] * schedule.num_ranks
     waiting = list(range(schedule.num_ranks))
     while waiting:
@@ -271,14 +298,15 @@ def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[dict[Action, f
             row = schedule.actions[rank]
             while at[rank] < len(row):
                 action = row[at[rank]]
-                source, delay_s = _source(schedule, action, costs)
-                if source is not None and source not in ends:
+                source = _source(schedule, action)
+                if source is not None and source not in known:
                     break
-                before = row[at[rank] - 1] if at[rank] else None
-                free = ends[before] if before is not None else 0.0
-                there = ends[source] + delay_s if source is not None else 0.0
-                blame[action] = source if source is not None and there > free else before
-                ends[action] = max(free, there) + costs[action.stage].seconds(action.kind)
+                before = known[row[at[rank] - 1]] if at[rank] else -1
+                away = source is not None and schedule.rank_of(source.stage) != rank
+                send = min(source.stage, action.stage) if source is not None and away else -1
+                known[action] = len(order)
+                needs = known[source] if source is not None else -1
+                order.append((action.stage, _KINDS.index(action.kind), before, needs, send))
                 at[rank] += 1
                 stuck = False
         waiting = [rank for rank in waiting if at[rank] < len(schedule.actions[rank])]
@@ -286,40 +314,45 @@ def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[dict[Action, f
             raise OptionError(
                 f"the table of {schedule.name} never ends: rank {waiting[0]} waits for itself\n{schedule}"
             )
-    return ends, blame
+    return tuple(order)
 
 
-def _source(schedule: Schedule, action: Action, costs: Sequence[StageCost]) -> tuple[Action | None, float]:
-    """Return the action of another stage that one needs, and how long its result travels."""
+@lru_cache(maxsize=64)
+def _lasts(schedule: Schedule) -> tuple[int, ...]:
+    """Return the index of the last action of every rank."""
+    out = [0] * schedule.num_ranks
+    for index, (stage, *_) in enumerate(_dependencies(schedule)):
+        out[schedule.rank_of(stage)] = index
+    return tuple(out)
+
+
+def _source(schedule: Schedule, action: Action) -> Action | None:
+    """Return the action of another stage that one needs."""
     stage, micro_batch = action.stage, action.micro_batch
     if action.kind == FORWARD:
-        return (Action(stage - 1, FORWARD, micro_batch), _delay(schedule, stage - 1, costs)) if stage else (None, 0.0)
+        return Action(stage - 1, FORWARD, micro_batch) if stage else None
     if action.kind == BACKWARD_WEIGHT or stage == schedule.num_stages - 1:
-        return None, 0.0
-    kind = BACKWARD_INPUT if schedule.name in SPLITS_BACKWARD else BACKWARD
-    return Action(stage + 1, kind, micro_batch), _delay(schedule, stage, costs)
-
-
-def _delay(schedule: Schedule, stage: int, costs: Sequence[StageCost]) -> float:
-    same = schedule.rank_of(stage) == schedule.rank_of(stage + 1)
-    return 0.0 if same else costs[stage].send_s
+        return None
+    return Action(stage + 1, BACKWARD_INPUT if schedule.name in SPLITS_BACKWARD else BACKWARD, micro_batch)
 
 
 def _trace(
-    schedule: Schedule, action: Action | None, blame: dict[Action, Action | None], path: dict[Term, int]
+    order: Sequence[Step], ends: Sequence[float], delays: Sequence[float], last: int, path: dict[Term, int]
 ) -> None:
     """Count the costs on the way back from an action to the begin of the step."""
-    kinds: dict[str, tuple[Literal["forward", "input", "weight"], ...]] = {
-        FORWARD: ("forward",), BACKWARD: ("input", "weight"), BACKWARD_INPUT: ("input",), BACKWARD_WEIGHT: ("weight",),
-    }  # fmt: skip
-    while action is not None:
-        for kind in kinds[action.kind]:
-            path[action.stage, kind] = path.get((action.stage, kind), 0) + 1
-        before = blame[action]
-        if before is not None and schedule.rank_of(before.stage) != schedule.rank_of(action.stage):
-            first = min(before.stage, action.stage)
-            path[first, "send"] = path.get((first, "send"), 0) + 1
-        action = before
+    at = last
+    while at >= 0:
+        stage, kind, before, source, send = order[at]
+        for term in _TERMS[kind]:
+            path[stage, term] = path.get((stage, term), 0) + 1
+        free = ends[before] if before >= 0 else 0.0
+        there = ends[source] + (delays[send] if send >= 0 else 0.0) if source >= 0 else 0.0
+        if source >= 0 and there > free:
+            if send >= 0:
+                path[send, "send"] = path.get((send, "send"), 0) + 1
+            at = source
+        else:
+            at = before
 
 
 @lru_cache(maxsize=256)

@@ -29,6 +29,9 @@ Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
 CHUNKS = (2, 4, 8)
 """Stages a rank that interleaved schedules try."""
 
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Samples of a micro-batch that are tried, besides the whole batch of a data rank."""
+
 SPARE = 0.92
 """The part of a device's memory that a plan may fill when nothing else is asked: the rest is the runtime's own."""
 
@@ -140,12 +143,12 @@ def candidates(hardware: Hardware, batch: int, num_regions: int, limits: Limits)
             for micro_batch in _divisors(batch // data) if batch % data == 0 else ():
                 if limits.micro_batch and micro_batch not in limits.micro_batch:
                     continue
-                if not limits.micro_batch and micro_batch & (micro_batch - 1):
-                    continue
                 number = batch // data // micro_batch
+                if not limits.micro_batch and number > 1 and micro_batch not in MICRO_BATCHES:
+                    continue
                 if limits.micro_batches and number not in limits.micro_batches:
                     continue
-                for schedule, chunks in _schedules(stages, num_regions, limits):
+                for schedule, chunks in _schedules(stages, number, num_regions, limits):
                     yield Candidate(stages, data, inner, micro_batch, number, schedule, chunks)
 
 
@@ -160,10 +163,12 @@ def _inner_shapes(ranks: int, hardware: Hardware, limits: Limits) -> list[tuple[
     return [(size,) if size > 1 else () for size in _divisors(ranks) if size <= most]
 
 
-def _schedules(stages: int, num_regions: int, limits: Limits) -> list[tuple[str, int]]:
+def _schedules(stages: int, number: int, num_regions: int, limits: Limits) -> list[tuple[str, int]]:
     allowed = limits.schedules or ("1f1b", "gpipe", "zero_bubble", "interleaved_1f1b", "zbv")
     if stages == 1:
         return [("1f1b", 1)]
+    if number == 1:
+        allowed = tuple(name for name in allowed if name != "gpipe") or allowed
     out = [(name, 1) for name in allowed if name in (*SINGLE, "zero_bubble")]
     if "zbv" in allowed and 2 * stages <= num_regions:
         out.append(("zbv", 2))
@@ -228,10 +233,10 @@ class ClusterSearcher:
         if state > self.budget * stages:
             return math.inf
         share = sum(count * min(_work(v, number) + v.step_s for v in kind) for kind, count in kinds.items()) / stages
-        if candidate.schedule not in SINGLE or stages == 1:
+        if candidate.chunks > 1 or stages == 1:
             return share
         turned = sum(
-            count * min(_work(v, 1) + _rest(v, number, stages) / stages for v in kind) for kind, count in kinds.items()
+            count * min(_turned(v, candidate.schedule, number, stages) for v in kind) for kind, count in kinds.items()
         )
         return max(share, turned)
 
@@ -241,10 +246,11 @@ class ClusterSearcher:
         placement = quick_stages(self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned)
         return Found(candidate, placement) if placement is not None else None
 
-    def search(self, *, exact_regions: int = 12, most_relaxed: int = 24) -> ClusterSearch:
+    def search(self, *, slack: float = 0.005, exact_regions: int = 12, most_relaxed: int = 24) -> ClusterSearch:
         """Return the fastest candidate.
 
         Args:
+            slack: a candidate that can't be better by more than this part of the best is left out.
             exact_regions: up to so many regions the best placements are made exact by the integer program.
             most_relaxed: for deeper models, how many of the lowest bounds are raised by relaxed programs.
 
@@ -260,10 +266,10 @@ class ClusterSearcher:
             )
         best: Found | None = None
         solved: list[tuple[float, Found]] = []
-        pruned = 0
+        pruned, floor_s = 0, math.inf
         for _, bound_s, candidate in waiting:
-            if bound_s >= (best.step_s if best else math.inf):
-                pruned += 1
+            if bound_s >= (best.step_s * (1.0 - slack) if best else math.inf):
+                pruned, floor_s = pruned + 1, min(floor_s, bound_s)
                 continue
             found = self.place(candidate)
             if found is None:
@@ -275,13 +281,26 @@ class ClusterSearcher:
         if best is None:
             raise self._too_small(waiting)
         best, bound_s = self._prove(best, solved, exact_regions, most_relaxed)
+        bound_s = min(bound_s, floor_s)
         ranked = sorted((one for _, one in solved), key=lambda one: (one.step_s, one.candidate.sizes))
         return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]))
+
+    def _fits_once(self, candidate: Candidate) -> bool:
+        """Tell whether one region can hold its activations, which grow with the batch, once; priced for one sample."""
+        if candidate.micro_batch == 1:
+            return True
+        one = replace(candidate, micro_batch=1, micro_batches=candidate.micro_batches * candidate.micro_batch)
+        self.regions(one)
+        most = max(region.saved_bytes for region in self.priced[one.inner, 1])
+        return most * candidate.micro_batch <= self.budget
 
     def _ordered(self) -> list[tuple[float, float, Candidate]]:
         """Return all candidates with an estimate and a bound, the best estimate first."""
         out = []
         for candidate in candidates(self.hardware, self.batch, self.num_regions, self.limits):
+            if not self._fits_once(candidate):
+                out.append((math.inf, math.inf, candidate))
+                continue
             bound_s = self.bound(candidate, self.regions(candidate))
             idle = (candidate.stages - 1) / candidate.chunks / candidate.micro_batches
             idle *= 0.4 if candidate.schedule in ("zero_bubble", "zbv") else 1.0
@@ -331,6 +350,8 @@ class ClusterSearcher:
         least = math.inf
         total = 0
         for _, _, candidate in waiting:
+            if not self._fits_once(candidate):
+                continue
             regions = self.regions(candidate)
             states = [min(v.state_bytes for v in region.variants) for region in regions]
             rest = [min(v.saved_bytes + v.working_bytes for v in region.variants) for region in regions]
@@ -351,9 +372,16 @@ def _work(variant: Variant, number: int) -> float:
     return number * (variant.forward_s + variant.input_s + variant.weight_s)
 
 
-def _rest(variant: Variant, number: int, stages: int) -> float:
-    """Return the work of a stage behind its first backward, in the stage that has least of it."""
-    return max(0, number - stages) * variant.forward_s + (number - 1) * (variant.input_s + variant.weight_s)
+def _turned(variant: Variant, schedule: str, number: int, stages: int) -> float:
+    """Return what a region adds to the first micro-batch's way and, on average, to the work of a rank behind it."""
+    first = variant.forward_s
+    if schedule == "zero_bubble":
+        weights = number * variant.weight_s
+    else:
+        first += variant.input_s + variant.weight_s
+        weights = (number - 1) * variant.weight_s
+    forwards = number - 1 if schedule == "gpipe" else max(0, number - stages)
+    return first + (forwards * variant.forward_s + (number - 1) * variant.input_s + weights) / stages
 
 
 def hardware_conditions(hardware: Hardware, optimizer: str) -> Conditions:
