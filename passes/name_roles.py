@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from .program import Program, is_getitem, result_values, tensor_operands
+from .rules.micro_batches import JOIN, MICRO_BATCH
 from .rules.rule import Rule
 
 Labels = tuple[str, ...]
@@ -35,6 +36,8 @@ def name_roles(program: Program) -> FactorRoles:
         roles = {f.name: found.get(f.name) or f.role for f in rule.factors}
         out[node.name] = {name: role for name, role in roles.items() if role}
         results = [tuple(found.get(name or "", "") for name in dims) for dims in rule.results]
+        if node.target in (MICRO_BATCH, JOIN):
+            results = [labels.get(node.all_input_nodes[0].name, results[0])]  # the cut dim is still the batch
         if isinstance(node.meta.get("val"), torch.Tensor):
             labels[node.name] = results[0]
             continue

@@ -56,9 +56,13 @@ class StagedExecutable:
         self.random = draws_randomness(program)
         needed = {name for stage in self._mine for name in staged.stages[stage].placeholders}
         self._slots = [
-            role for role in program.inputs if role.node in needed and role.kind != "tangent" and role.name != INDEX
+            role
+            for role in program.inputs
+            if (role.node in needed or role.requires_grad)
+            and role.kind != "tangent"
+            and role.name != INDEX
+            and (role.kind != "parameter" or self._keeps(role.name))
         ]
-        self._slots = [role for role in self._slots if role.kind != "parameter" or self._keeps(role.name)]
         self._nodes = program.nodes()
         ends = local.joint.graph.output_node().args[0]
         self._end_names = [getattr(end, "name", None) for end in ends]  # type: ignore[union-attr]

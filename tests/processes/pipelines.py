@@ -51,3 +51,77 @@ def _train(module: nn.Module, built: Built, steps: int = 3) -> list[tuple[float,
         optimizer.step()
         out.append((float(full(loss.detach())), float(norm)))
     return out
+
+
+def modes_and_shapes() -> dict[str, Any]:
+    """Return relative errors of: training, eval of another batch, training on, a state loaded back; on two stages."""
+    model, args, kwargs = build("gpt2")
+    reference = build("gpt2")[0] if dist.get_rank() == 0 else None
+    parallel = autopar.parallelize(model, autopar.Mesh((2,), ("pp",)), args, kwargs, micro_batches=4)
+    start = parallel.full_state_dict()
+    smaller = {name: value[:3] for name, value in kwargs.items()}
+    out = {"train": _loss(parallel, kwargs), "programs": []}
+    parallel.eval()
+    with torch.no_grad():
+        out["eval"] = _loss(parallel, smaller, backward=False)
+    parallel.train()
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.1)
+    optimizer.step()
+    parallel.load_state_dict(start)
+    out["again"] = _loss(parallel, kwargs)
+    if reference is None:
+        return out
+    expected = {"train": _loss(reference, kwargs), "again": _loss(reference, kwargs)}
+    with torch.no_grad():
+        expected["eval"] = _loss(reference.eval(), smaller, backward=False)
+    return {name: (out[name], expected[name]) for name in expected}
+
+
+def _loss(module: nn.Module, kwargs: dict[str, Any], backward: bool = True) -> float:
+    loss = loss_of(module(**kwargs))
+    if backward:
+        loss.backward()
+    return float(full(loss.detach()))
+
+
+class Skips(nn.Module):
+    """Convolutions with skips over several stages, as in a U-Net; two outputs, a step without parameters between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2 = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1, stride=2)
+        self.middle = nn.Sigmoid()
+        self.up2, self.up1 = nn.ConvTranspose2d(8, 4, 2, stride=2), nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        first = self.down1(x).tanh()
+        low = self.middle(self.down2(first))
+        high = self.up2(low)
+        return {"image": self.up1(torch.cat([high, first], 1)) + x, "low": low}
+
+
+def skips(options: dict[str, Any]) -> dict[str, Any]:
+    """Return errors of outputs and gradients, that of the input among them, of a model without a loss."""
+    torch.manual_seed(4)
+    model, x = Skips(), torch.randn(4, 2, 8, 8, requires_grad=True)
+    mesh = autopar.Mesh((dist.get_world_size(),), ("pp",))
+    parallel = autopar.parallelize(model, mesh, (x,), **options)
+    out = parallel(x)
+    (out["image"].pow(2).mean() + out["low"].sum()).backward()
+    found = {"x": x.grad, "image": out["image"].detach(), "low": out["low"].detach()}
+    try:
+        out["low"].sum().backward()
+        refused = ""
+    except Exception as error:
+        refused = str(error)
+    own = {name: full(p.grad) for name, p in parallel.named_parameters() if p.numel()}
+    x.grad = None
+    expected = model(x)
+    (expected["image"].pow(2).mean() + expected["low"].sum()).backward()
+    reference = {"x": x.grad, "image": expected["image"].detach(), "low": expected["low"].detach()}
+    grads = {name: p.grad for name, p in model.named_parameters() if name in own}
+    return {
+        "errors": {"outputs": worst(found, reference), "gradients": worst(own, grads)},
+        "refused": refused,
+        "kept": list(own),
+    }

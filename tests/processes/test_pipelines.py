@@ -50,3 +50,30 @@ def check(results: list[dict[str, Any]], staged: bool) -> None:
     assert everything == set(first["all"])
     if staged:
         assert all(len(result["kept"]) < len(everything) for result in results)
+
+
+def test_three_axes(pool: Pools) -> None:
+    """Two stages of two by two ranks, rows and columns split inside."""
+    split = {
+        "model.layers.*.mlp.up_proj": "column@model;batch@data",
+        "model.layers.*.mlp.down_proj": "row@model;batch@data",
+    }
+    cases = [("llama", 0.0, {"constraints": split}), ("gpt2", 0.1, {}), ("t5", 0.1, {})]
+    for name, dropout, options in cases:
+        options = {"micro_batches": 2, **options}
+        results = pool(8).run(pipelines.train, name, ("pp", "data", "model"), (2, 2, 2), dropout, options)
+        check(results, staged=True)
+
+
+def test_modes_and_shapes(pool: Pools) -> None:
+    """Eval of a batch that the micro-batches do not divide, training on, and a state that is loaded back."""
+    for what, (found, expected) in pool(2).run(pipelines.modes_and_shapes)[0].items():
+        assert found == pytest.approx(expected, rel=TOLERANCE), what
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"micro_batches": 4, "cuts": ["down2", "middle", "up2"]}])
+def test_a_model_without_a_loss(pool: Pools, options: dict[str, Any]) -> None:
+    """Skips over stages, two outputs, a stage without parameters, the gradient of the input, a later backward."""
+    for result in pool(4 if "cuts" in options else 2).run(pipelines.skips, options):
+        assert {what: error for what, error in result["errors"].items() if not error[0] < TOLERANCE} == {}
+        assert "ran already" in result["refused"]
