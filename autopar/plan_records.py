@@ -42,6 +42,7 @@ class Options(Struct, frozen=True, kw_only=True):
         micro_batches: parts of the batch that run one after the other; None to leave it to the planner.
         schedule: name of the pipeline schedule, or empty to leave it to the planner.
         cuts: module or forward op at which each stage but the first starts; empty to leave it to the planner.
+        recompute: forward tensors may be computed again in the backward where the budget asks for it.
     """
 
     optimizer: str = "adamw"
@@ -54,6 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     micro_batches: int | None = None
     schedule: str = ""
     cuts: tuple[str, ...] = ()
+    recompute: bool = True
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -206,7 +208,9 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
         inputs: path -> layout in which a rank passes the input.
         outputs: path -> layout in which the module returns the leaf.
         routes: how tensors travel.
-        saved: forward tensor -> layouts kept for the backward.
+        saved: forward tensor -> layouts kept for the backward. Of a parameter: gathered copies that are kept until its
+            gradient is computed, beside where it rests (ZeRO-1 and ZeRO-2); what rests is not listed.
+        recomputed: forward ops that the backward computes again, at first need, in graph order.
         roles: op node -> what people call the split on each axis (``column``, ``batch``, ...; empty if replicated).
         modules: op node -> module path, for reports.
         parameter_shapes: full name of a parameter or buffer -> its global shape, for reports.
@@ -227,6 +231,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
     outputs: dict[str, str]
     routes: tuple[Route, ...]
     saved: dict[str, tuple[str, ...]]
+    recomputed: tuple[str, ...] = ()
     cost: Cost
     memory: MemoryTable
     collectives: tuple[CollectiveRow, ...]

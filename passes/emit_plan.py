@@ -187,6 +187,7 @@ class _Emission:
             outputs=self.outputs(),
             routes=self.routes(),
             saved=self.saved(),
+            recomputed=tuple(n.name for n in self.program.ops() if self.decided.again[self.problem.tied[n.name]]),
             cost=self.cost(),
             memory=self.memory(),
             collectives=self.collectives(),

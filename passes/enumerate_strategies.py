@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from .cost.compute import compute_dtype, numbers_drawn, op_seconds, product_of
+from .cost.compute import compute_dtype, is_view, numbers_drawn, op_seconds, product_of
 from .cost.fusion import ALONE, Traffic
 from .program import result_values, tensor_operands
 from .rules.rule import Choice, Rule
@@ -27,6 +27,7 @@ class Strategies:
         results: encoded layout of every result, ``[rows, results]``.
         seconds: of the op on the fullest rank.
         bytes: that the decision itself keeps on a rank (a parameter's); 0 for an op.
+        result_bytes: of all results on the fullest rank; 0 for a view.
         choices: index into the rule's choices on each axis, ``[rows, axes]``.
     """
 
@@ -34,6 +35,7 @@ class Strategies:
     results: Ints
     seconds: Floats
     bytes: Ints
+    result_bytes: Ints
     choices: Ints
 
     def __len__(self) -> int:
@@ -47,6 +49,7 @@ class Strategies:
             results=self.results[rows],
             seconds=self.seconds[rows],
             bytes=self.bytes[rows],
+            result_bytes=self.result_bytes[rows],
             choices=self.choices[rows],
         )
 
@@ -59,6 +62,7 @@ def layouts_as_strategies(layouts: Ints, seconds: Floats | None = None, num_byte
         layouts.reshape(count, 1),
         np.zeros(count) if seconds is None else seconds,
         np.zeros(count, dtype=np.int64) if num_bytes is None else num_bytes,
+        np.zeros(count, dtype=np.int64),
         np.zeros((count, 0), dtype=np.int64),
     )
 
@@ -132,6 +136,7 @@ def enumerate_strategies(
         flops_share *= factor.work_share(lengths[factor.name])
     sides = []
     bytes_moved = np.zeros(len(rows))
+    result_bytes = np.zeros(len(rows), dtype=np.int64)
     for what, tensors in (("operands", operands), ("results", results)):
         columns = np.zeros((len(rows), len(tensors)), dtype=np.int64)
         for slot, tensor in enumerate(tensors):
@@ -139,6 +144,8 @@ def enumerate_strategies(
             fits, numel = _weigh(tuple(tensor.shape), codes, rows, sizes)
             legal &= fits
             bytes_moved += numel * tensor.dtype.itemsize * traffic.share(what, slot)
+            if what == "results" and not is_view(target):
+                result_bytes += numel * tensor.dtype.itemsize
             columns[:, slot] = encode_columns([codes[rows[:, axis]] for axis in range(len(sizes))])
         sides.append(columns)
     dtype = compute_dtype([*operands, *results])
@@ -152,7 +159,8 @@ def enumerate_strategies(
         launches=traffic.launches,
         drawn=numbers_drawn(rule, results),
     )
-    out = Strategies(sides[0], sides[1], seconds, np.zeros(len(rows), dtype=np.int64), rows).take(legal)
+    none = np.zeros(len(rows), dtype=np.int64)
+    out = Strategies(sides[0], sides[1], seconds, none, result_bytes, rows).take(legal)
     return _cheapest_of_each(out) if drop_dominated else out
 
 

@@ -30,11 +30,16 @@ class Folding:
 
     Attributes:
         class_of: op or placeholder name -> the name of the first node of its class.
-        num_regions: how many runs of repeated blocks there are.
+        runs: of repeated blocks: ``(first op, ops, ops of one block)``.
     """
 
     class_of: dict[str, str]
-    num_regions: int = 0
+    runs: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def num_regions(self) -> int:
+        """How many runs of repeated blocks there are."""
+        return len(self.runs)
 
 
 def no_fold(program: Program) -> Folding:
@@ -58,7 +63,7 @@ def fold(program: Program, extra: Callable[[str], Hashable] = lambda name: None)
         for i in range(start, start + length):
             class_of[ops[i].name] = ops[start + (i - start) % period].name
     class_of.update(_fold_inputs(program, class_of, extra))
-    return Folding(class_of, len(runs))
+    return Folding(class_of, tuple(runs))
 
 
 def find_runs(ids: Ids, min_repeats: int = 2, min_period: int = 12) -> list[tuple[int, int, int]]:

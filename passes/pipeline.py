@@ -50,7 +50,9 @@ def make_plan(
     if prices.device.fuses:
         mark_traffic(program, repeated.class_of)
     folding = repeated if folded else no_fold(program)
-    problem = build_problem(program, prices, options, folding, constraints=constraints, drop_dominated=reduced)
+    problem = build_problem(
+        program, prices, options, folding, constraints=constraints, drop_dominated=reduced, repeated=repeated
+    )
 
     def solve(budget: int | None) -> Plan:
         decided = decide(replace(problem, budget=budget), dominate=reduced)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.report.text import exact_bytes
 
-from .model import LinearModel, build_model
+from .model import TIE_S_PER_BYTE, LinearModel, build_model
 from .problem import Network, Problem
 from .reduce import reduce_problem
-from .solver import Answer, solve_model
+from .prove import Proved, solve_problem
+from .solver import Answer
 from .travel import Travel, cheapest_travel
 
 AGREEMENT = 1e-6
@@ -25,9 +26,12 @@ class Decided:
 
     Attributes:
         rows: strategy row of every decision, in ``problem``.
+        again: which decisions' ops the backward computes again.
+        again_bytes: what that brings back at one time.
         travels: how every network's tensor travels.
         seconds: compute and travel together.
         num_bytes: kept on the fullest rank.
+        weighed_bytes: those that the solver's model counts.
         answer: what the solver said of it.
         problem: the (reduced) problem that rows index.
         num_variables, num_rows: of the model that was solved.
@@ -35,9 +39,12 @@ class Decided:
 
     problem: Problem
     rows: tuple[int, ...]
+    again: tuple[bool, ...]
+    again_bytes: int
     travels: tuple[Travel, ...]
     seconds: float
     num_bytes: int
+    weighed_bytes: float
     answer: Answer
     num_variables: int
     num_rows: int
@@ -45,6 +52,8 @@ class Decided:
 
 def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None) -> Decided:
     """Return the optimal decision.
+
+    With a budget, the problem without one is solved first: it is far easier, and when its optimum fits it is the answer.
 
     Args:
         problem: what to decide; its ``budget`` bounds the bytes.
@@ -55,76 +64,131 @@ def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | Non
         InfeasibleError: no decision fits the budget; it names the least one that does.
         AutoparError: the solver's objective is not the cost of its decision.
     """
+    if problem.budget is not None:
+        free = reduce_problem(problem.without_budget(), dominate=dominate)
+        decided = solve_reduced(free, build_model(free), time_limit_s=time_limit_s)
+        if decided.num_bytes <= problem.budget:
+            return decided
     reduced = reduce_problem(problem, dominate=dominate)
     return solve_reduced(reduced, build_model(reduced), time_limit_s=time_limit_s)
 
 
 def solve_reduced(problem: Problem, model: LinearModel, *, time_limit_s: float | None = None) -> Decided:
     """Return the optimal decision of a reduced problem by its model; raises as ``decide`` does."""
-    answer = solve_model(model, time_limit_s=time_limit_s)
-    if answer.status == "infeasible":
+    proved = solve_problem(problem, model, time_limit_s=time_limit_s)
+    if proved.answer.status == "infeasible":
         raise _too_small(problem)
-    decided = rebuild(problem, model, answer)
+    decided = rebuild(proved, model)
     if problem.budget is not None and decided.num_bytes > problem.budget:
         decided = _tighten(problem, decided, time_limit_s)
-    gap = abs(decided.seconds - decided.answer.objective)
-    if gap > AGREEMENT * max(abs(decided.answer.objective), 1e-12) and answer.status == "optimal":
+    priced = decided.seconds + TIE_S_PER_BYTE * decided.weighed_bytes
+    gap = abs(priced - decided.answer.objective)
+    if gap > AGREEMENT * max(abs(decided.answer.objective), 1e-12) and decided.answer.status == "optimal":
         raise AutoparError(
-            f"the solver reports {decided.answer.objective:.9g} s, but its decision costs {decided.seconds:.9g} s: "
+            f"the solver reports {decided.answer.objective:.9g} s, but its decision costs {priced:.9g} s: "
             f"the model and the arithmetic disagree; please report the model and the mesh {problem.prices.mesh}"
         )
     return decided
 
 
-def rebuild(problem: Problem, model: LinearModel, answer: Answer) -> Decided:
-    """Return the decision that a solver's answer stands for, priced by exact arithmetic."""
-    rows = []
+def rebuild(proved: Proved, asked: LinearModel) -> Decided:
+    """Return the decision that a solver's answer stands for, priced by exact arithmetic.
+
+    Args:
+        proved: the answer, with its problem and model.
+        asked: the model that it is an answer to, for its size.
+    """
+    problem, model, answer = proved.problem, proved.model, proved.answer
+    rows, again = [], []
     for index, decision in enumerate(problem.decisions):
-        first = int(model.first_variable[index])
-        rows.append(int(np.argmax(answer.values[first : first + len(decision.strategies)])))
+        first, count = int(model.first_variable[index]), len(decision.strategies)
+        rows.append(int(np.argmax(answer.values[first : first + count])))
+        first = int(model.first_again[index])
+        again.append(first >= 0 and float(answer.values[first : first + count].max()) > 0.5)
+    again = _needed_again(problem, again)
     saved: dict[int, list[int]] = {}
     for (number, node), variable in model.saves.items():
         if answer.values[variable] > 0.5:
             saved.setdefault(number, []).append(node)
     travels = tuple(
-        _travel(problem, network, rows, saved.get(number)) for number, network in enumerate(problem.networks)
+        _travel(problem, network, rows, again, saved.get(number, [])) for number, network in enumerate(problem.networks)
     )
-    seconds = sum(
-        float(decision.strategies.seconds[row]) * decision.multiplicity
-        for decision, row in zip(problem.decisions, rows, strict=True)
+    seconds, num_bytes = 0.0, problem.fixed_bytes
+    for decision, row, repeated in zip(problem.decisions, rows, again, strict=True):
+        chosen = decision.strategies
+        seconds += float(chosen.seconds[row]) * decision.multiplicity * (2 if repeated else 1)
+        num_bytes += (int(chosen.bytes[row]) + (decision.again_bytes if repeated else 0)) * decision.multiplicity
+    for network, travel in zip(problem.networks, travels, strict=True):
+        seconds += travel.seconds * network.multiplicity
+        num_bytes += travel.saved_bytes(network.graph) * network.multiplicity
+    back = max((_bytes_back(problem, segment, rows, again) for segment in problem.segments), default=0)
+    return Decided(
+        problem,
+        tuple(rows),
+        tuple(again),
+        back,
+        travels,
+        seconds,
+        num_bytes + back,
+        float(model.memory_bytes @ answer.values),
+        answer,
+        asked.num_variables,
+        asked.num_rows,
     )
-    seconds += sum(
-        travel.seconds * network.multiplicity for network, travel in zip(problem.networks, travels, strict=True)
-    )
-    num_bytes = problem.fixed_bytes + sum(
-        int(decision.strategies.bytes[row]) * decision.multiplicity
-        for decision, row in zip(problem.decisions, rows, strict=True)
-    )
-    num_bytes += sum(
-        travel.saved_bytes(network.graph) * network.multiplicity
-        for network, travel in zip(problem.networks, travels, strict=True)
-    )
-    return Decided(problem, tuple(rows), travels, seconds, num_bytes, answer, model.num_variables, model.num_rows)
 
 
-def _travel(problem: Problem, network: Network, rows: list[int], saved: list[int] | None) -> Travel:
+def _needed_again(problem: Problem, again: list[bool]) -> list[bool]:
+    """Leave out what is computed again for nobody: a tie that costs nothing."""
+    readers: dict[int, list[tuple[int, bool]]] = {}
+    for network in problem.networks:
+        found = readers.setdefault(network.producer, [])
+        found += [(reader.decision, True) for reader in network.late_readers]
+        found += [(reader.decision, False) for reader in network.again_readers]
+    again = list(again)
+    changed = True
+    while changed:
+        changed = False
+        for index, repeated in enumerate(again):
+            if repeated and not any(late or again[reader] for reader, late in readers.get(index, [])):
+                again[index] = False
+                changed = True
+    return again
+
+
+def _bytes_back(problem: Problem, segment: tuple[tuple[int, int], ...], rows: list[int], again: list[bool]) -> int:
+    return sum(
+        int(problem.decisions[index].strategies.result_bytes[rows[index]]) * count
+        for index, count in segment
+        if again[index]
+    )
+
+
+def _travel(problem: Problem, network: Network, rows: list[int], again: list[bool], saved: list[int]) -> Travel:
     source = int(problem.sources(network)[rows[network.producer]])
+    late_readers = (*network.late_readers, *(r for r in network.again_readers if again[r.decision]))
     early, late = (
         sorted({int(problem.demands(network, reader)[rows[reader.decision]]) for reader in readers})
-        for readers in (network.readers, network.late_readers)
+        for readers in (network.readers, late_readers)
     )
-    return cheapest_travel(network.graph, source, early, late, saved if problem.budget is not None else None)
+    return cheapest_travel(
+        network.graph,
+        source,
+        early,
+        late,
+        saved if problem.budget is not None else None,
+        resting=network.resting,
+        again=again[network.producer],
+    )
 
 
 def least_bytes(problem: Problem) -> int:
     """Return the smallest budget that has a plan."""
-    model = build_model(drop_for_bytes(problem), objective="bytes")
-    answer = solve_model(model)
-    if answer.status != "optimal":
-        raise AutoparError(f"the least memory could not be found: the solver says {answer.status}")
-    weighed = np.flatnonzero(model.memory_bytes)
-    chosen = weighed[answer.values[weighed] > 0.5]
-    return problem.fixed_bytes + int(model.memory_bytes[chosen].sum())
+    reduced = drop_for_bytes(problem)
+    model = build_model(reduced, objective="bytes")
+    proved = solve_problem(reduced, model, objective="bytes")
+    if proved.answer.status != "optimal":
+        raise AutoparError(f"the least memory could not be found: the solver says {proved.answer.status}")
+    return rebuild(proved, model).num_bytes
 
 
 def drop_for_bytes(problem: Problem) -> Problem:
@@ -148,11 +212,12 @@ def _tighten(problem: Problem, decided: Decided, time_limit_s: float | None) -> 
     budget = problem.budget
     for _ in range(8):
         budget -= decided.num_bytes - problem.budget
-        model = build_model(problem, budget=budget)
-        answer = solve_model(model, time_limit_s=time_limit_s)
-        if answer.status == "infeasible":
+        lower = replace(problem, budget=budget)
+        model = build_model(lower)
+        proved = solve_problem(lower, model, time_limit_s=time_limit_s)
+        if proved.answer.status == "infeasible":
             break
-        decided = rebuild(problem, model, answer)
+        decided = rebuild(proved, model)
         if decided.num_bytes <= problem.budget:
             return decided
     raise _too_small(problem)

@@ -19,7 +19,9 @@ from autopar.plans import Options
 from ..cost.memory import parameter_bytes
 from ..enumerate_strategies import Strategies, StrategyTable, layouts_as_strategies
 from ..fold import Folding
-from ..program import Input, Output, Program, has_many_results, is_getitem, result_values, tensor_operands
+from ..ops.random_state import random_state_bytes
+from ..program import Input, Output, Program, has_many_results, is_getitem, is_random, result_values, tensor_operands
+from ..segments import cut_segments, repeatable_ops
 from .layout_graph import Bools, Ints, LayoutGraph, LayoutGraphs, Prices, decode, encode
 
 
@@ -63,11 +65,15 @@ class Decision:
         name: the class's first node, or ``output <position>``.
         strategies: what may be chosen.
         multiplicity: how many nodes share it.
+        repeatable: the ops may be computed again in the backward instead of being saved.
+        again_bytes: what each op keeps until then besides: the random state that it draws from.
     """
 
     name: str
     strategies: Strategies
     multiplicity: int = 1
+    repeatable: bool = False
+    again_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +87,8 @@ class Network:
         producer, slot: the decision whose result ``slot`` it is.
         readers: those in ``phase``.
         late_readers: those of the backward, which start from what the forward saved (only when ``phase`` is forward).
+        again_readers: those of ``readers`` that read it once more in the backward if they are computed again.
+        resting: the producer's layout is there in the backward without being saved (a parameter, buffer or input).
         graph: its layouts and arcs.
     """
 
@@ -91,6 +99,8 @@ class Network:
     slot: int
     readers: tuple[Reader, ...]
     late_readers: tuple[Reader, ...]
+    again_readers: tuple[Reader, ...]
+    resting: bool
     graph: LayoutGraph
 
     @property
@@ -102,6 +112,11 @@ class Network:
     def all_readers(self) -> tuple[Reader, ...]:
         """Readers of both phases."""
         return self.readers + self.late_readers
+
+    @property
+    def two_phases(self) -> bool:
+        """Whether the backward may read it beside the forward."""
+        return bool(self.late_readers or self.again_readers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +130,7 @@ class Problem:
         budget: bytes a rank, or None.
         tied: decision of every op, placeholder and module output (``output <position>``).
         num_regions: runs of repeated blocks.
+        segments: ``(repeatable decision, ops)`` pairs of every segment of the forward; alike segments once.
     """
 
     prices: Prices
@@ -124,6 +140,7 @@ class Problem:
     budget: int | None
     tied: dict[str, int]
     num_regions: int = 0
+    segments: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def sources(self, network: Network, strategies: Strategies | None = None) -> Ints:
         """Return the graph node where the tensor starts under every strategy of its producer."""
@@ -133,6 +150,12 @@ class Problem:
     def demands(self, network: Network, reader: Reader) -> Ints:
         """Return the graph node that a reader demands under each of its strategies; -1 for one that can't be had."""
         return network.graph.nodes(self.decisions[reader.decision].strategies.operands[:, reader.slot])
+
+    def without_budget(self) -> Problem:
+        """Return the problem where memory is free: nothing needs to be computed again."""
+        decisions = tuple(replace(decision, repeatable=False) for decision in self.decisions)
+        networks = tuple(replace(network, again_readers=()) for network in self.networks)
+        return replace(self, decisions=decisions, networks=networks, budget=None, segments=())
 
     def with_rows(self, rows: list[Bools]) -> Problem:
         """Return the problem with only these strategies of every decision."""
@@ -153,6 +176,7 @@ class _Builder:
     graphs: LayoutGraphs
     table: StrategyTable
     full_table: StrategyTable
+    segment_of: dict[str, int]
     decisions: list[Decision] = field(default_factory=list)
     tied: dict[str, int] = field(default_factory=dict)
     gradient_slot: dict[str, str] = field(default_factory=dict)
@@ -178,7 +202,21 @@ class _Builder:
             self.options.memory,
             self.tied,
             self.folding.num_regions,
+            self._segments(),
         )
+
+    def _mark_repeatable(self) -> None:
+        """Find the classes of which every op may be computed again."""
+        allowed = repeatable_ops(self.program, self.segment_of)
+        barred = {self.folding.class_of[node.name] for node in self.program.ops() if node.name not in allowed}
+        self.repeatable = {self.folding.class_of[name] for name in allowed} - barred
+
+    def _segments(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        members: dict[int, Counter[int]] = defaultdict(Counter)
+        for name, segment in self.segment_of.items():
+            if self.decisions[self.tied[name]].repeatable:
+                members[segment][self.tied[name]] += 1
+        return tuple(dict.fromkeys(tuple(sorted(counts.items())) for counts in members.values()))
 
     def _decide(self, name: str, members: Counter[str], make: Callable[[], Strategies]) -> None:
         first = self.folding.class_of[name]
@@ -189,7 +227,8 @@ class _Builder:
         allowed = self.constraints.rows(name, strategies)
         if allowed is not None:
             strategies = strategies.take(allowed)
-        self._add(name, Decision(name, strategies, members[first]))
+        again_bytes = random_state_bytes(self.prices.mesh.device) if is_random(self._nodes[name]) else 0
+        self._add(name, Decision(name, strategies, members[first], first in self.repeatable, again_bytes))
 
     def _op_strategies(self, node: fx.Node) -> Strategies:
         table = self.table if self.constraints.key(node.name) is None else self.full_table
@@ -206,6 +245,7 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self._nodes = self.program.nodes()
+        self._mark_repeatable()
 
     def _complete_layouts(self, value: torch.Tensor) -> Ints:
         return self.graphs.graph(tuple(value.shape), value.dtype.itemsize, ()).layouts
@@ -278,12 +318,8 @@ class _Builder:
         groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
         for name, (producer, slot, phase) in self._tensors().items():
             early, late = (tuple(sorted(part.items())) for part in readers[name])
-            resting = self._nodes[name].op == "placeholder"
             if phase == "backward":
                 groups["backward", producer, slot, _merged(early, late), ()].append(name)
-            elif resting:
-                groups["forward", producer, slot, early, ()].append(name)
-                groups["backward", producer, slot, late, ()].append(name)
             else:
                 groups["forward", producer, slot, early, late].append(name)
         out = []
@@ -308,8 +344,11 @@ class _Builder:
         codes = {code for layout in set(results.tolist()) for code in decode(layout, num_axes)}
         partials = tuple(sorted(code for code in codes if code < REPLICATE))
         graph = self.graphs.graph(tuple(value.shape), value.dtype.itemsize, partials)
+        readers = self._distinct(early)
+        again = tuple(reader for reader in readers if self.decisions[reader.decision].repeatable)
+        resting = phase == "forward" and self._nodes[names[0]].op == "placeholder"
         return Network(
-            names[0], tuple(names), phase, producer, slot, self._distinct(early), self._distinct(late), graph
+            names[0], tuple(names), phase, producer, slot, readers, self._distinct(late), again, resting, graph
         )
 
     def _distinct(self, readers: tuple[tuple[Reader, int], ...]) -> tuple[Reader, ...]:
@@ -382,6 +421,7 @@ def build_problem(
     *,
     constraints: Constraints | None = None,
     drop_dominated: bool = True,
+    repeated: Folding | None = None,
 ) -> Problem:
     """Return the split problem of an annotated program.
 
@@ -392,6 +432,7 @@ def build_problem(
         folding: which nodes decide together.
         constraints: what was asked of single nodes.
         drop_dominated: leave out strategies that no plan needs.
+        repeated: the repeated blocks, which segments of recomputation follow; by default those of ``folding``.
 
     Raises:
         ConstraintError: a pinned layout that can't be, or a local batch that does not divide.
@@ -399,4 +440,6 @@ def build_problem(
     asked = constraints or NoConstraints()
     table, full_table = StrategyTable(prices, drop_dominated), StrategyTable(prices, drop_dominated=False)
     graphs = LayoutGraphs(prices)
-    return _Builder(program, prices, options, folding, asked, graphs, table, full_table).build()
+    again = options.memory is not None and options.recompute
+    segment_of = cut_segments(program, repeated or folding) if again else {}
+    return _Builder(program, prices, options, folding, asked, graphs, table, full_table, segment_of).build()

@@ -108,18 +108,29 @@ class _Eliminator:
         work = decision.strategies.seconds * decision.multiplicity
         count = len(work)
         worst = work[None, :] - work[:, None]
+        twice = worst.copy()  # what computing it again adds
         worst[decision.strategies.bytes[None, :] > decision.strategies.bytes[:, None]] = np.inf
+        if decision.repeatable:
+            worst[decision.strategies.result_bytes[None, :] > decision.strategies.result_bytes[:, None]] = np.inf
         for number in self.touched[index]:
             network = self.problem.networks[number]
             for reader in network.all_readers:
                 if reader.decision == index:
                     demands = self.problem.demands(network, reader)
-                    worst += network.multiplicity * _spread(self._demand_change(network, demands), demands)
+                    change = network.multiplicity * _spread(self._demand_change(network, demands), demands)
+                    worst += change
+                    if reader in network.again_readers:
+                        twice += change
             if network.producer == index:
                 sources = self.problem.sources(network)
-                worst += network.multiplicity * _spread(self._source_change(network, sources), sources)
+                change = network.multiplicity * _spread(self._source_change(network, sources), sources)
+                worst += change
+                if network.two_phases:
+                    twice += change
         np.fill_diagonal(worst, np.inf)
         beaten = worst <= 0
+        if decision.repeatable:
+            beaten &= worst + twice <= 0
         alive = self.rows[index]
         for row in np.flatnonzero(beaten.any(axis=1))[::-1]:
             if (beaten[row] & alive).any():
@@ -129,7 +140,7 @@ class _Eliminator:
     def _alone(self, network: Network) -> bool:
         """Tell whether the network has one reader of its own phase, whose decision is not also its producer."""
         readers = network.all_readers
-        return len(readers) == 1 and not network.late_readers and readers[0].decision != network.producer
+        return len(readers) == 1 and not network.two_phases and readers[0].decision != network.producer
 
     def _demand_change(self, network: Network, demands: Ints) -> tuple[Ints, Floats]:
         """Return the distinct nodes demanded and what changing from one (row) to another (column) costs at worst."""
@@ -181,13 +192,13 @@ def useful_arcs(problem: Problem, network: Network) -> Bools:
     graph = network.graph
     sources = np.unique(problem.sources(network))
     wanted = np.unique(np.concatenate([problem.demands(network, reader) for reader in network.all_readers]))
-    if len(network.all_readers) == 1 and not network.late_readers:
+    if len(network.all_readers) == 1 and not network.two_phases:
         return _tree_arcs(graph.before, sources, wanted, graph.source, graph.target)
     keep = graph.seconds <= graph.dist_s[graph.source, graph.target]
     finite: Bools = np.isfinite(graph.dist)
     from_source: Bools = np.any(finite[sources], axis=0)
     to_wanted: Bools = np.any(finite[:, wanted], axis=1)
-    if network.late_readers:
+    if network.two_phases:
         to_wanted |= True
     return keep & from_source[graph.source] & to_wanted[graph.target]
 

@@ -1,38 +1,24 @@
-"""Solvers inside OR-Tools: hand the arrays over, read the answer, prove it.
-
-The relaxation is solved by HiGHS's simplex, that of a large model by PDLP (Applegate et al., NeurIPS 2021). Where it
-is not an integral vertex, its dual solution gives a bound that is computed here, by arithmetic, and a price for every
-variable. Variables whose price lifts the bound above ``bound + allowance`` are left out, the small rest is solved
-exactly, and when its optimum lies within the allowance no plan that uses what was left out can be better: the optimum
-is proved.
-"""
+"""The solvers: HiGHS and PDLP relax, SCIP branches; bounds are computed from dual values by arithmetic of our own."""
 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ortools.linear_solver.python import model_builder_helper
-from scipy.sparse import csr_matrix, diags
+from scipy.optimize import linprog
+from scipy.sparse import csr_matrix, diags, vstack
 
 from autopar.errors import AutoparError
 
-from .layout_graph import Bools, Floats
+from .layout_graph import Floats
 from .model import LinearModel
 
 INTEGRAL_TOLERANCE = 1e-6
-LARGE = 60_000
-"""Variables from which a model is relaxed by PDLP first."""
-SMALL = 3_000
-"""Variables up to which branch and bound gets the whole model."""
-MOST_BRANCHED = 20_000
-"""Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
-
-_HIGHS = "log_to_console = false\noutput_flag = false\nthreads = 1\nrandom_seed = 0\n"
-_SIMPLEX = "solver = simplex\n"
+LARGE = 150_000
+"""Variables from which a model is relaxed by PDLP."""
 _PDLP = (
     "verbosity_level: 0 num_threads: 1 termination_criteria { iteration_limit: 40000 "
     "simple_optimality_criteria { eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 } }"
@@ -58,80 +44,81 @@ class Answer:
     seconds: float = 0.0
 
 
-def solve_model(model: LinearModel, *, large: int = LARGE, time_limit_s: float | None = None) -> Answer:
-    """Return the proved optimum of a model.
+@dataclass(frozen=True, eq=False)
+class Relaxed:
+    """A relaxation's answer.
 
-    Args:
-        model: the arrays.
-        large: number of variables from which PDLP relaxes it first.
-        time_limit_s: for each run of branch and bound; without it the answer does not depend on the machine.
-
-    Raises:
-        AutoparError: the solver failed for another reason than infeasibility or time.
+    Attributes:
+        status: ``"optimal"``, ``"infeasible"`` or ``"unknown"`` (no answer within the solver's limits).
+        values: of every variable; empty without an optimum, and where only the dual side is exact.
+        objective: of the relaxation.
+        duals: one a row.
     """
-    begin = time.perf_counter()
-    relaxed = None if model.num_variables >= large else _relax(model, time_limit_s)
-    if relaxed is not None and _is_answer(model, relaxed):
-        return replace(relaxed, seconds=time.perf_counter() - begin)
-    answer = None
-    if model.num_variables >= SMALL:
-        _, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
-        answer = _solve_by_bound(model, duals, time_limit_s)
-    if answer is None:
-        answer = _solve_whole(model, time_limit_s, relaxed)
-    return replace(answer, seconds=time.perf_counter() - begin)
+
+    status: str
+    values: Floats
+    objective: float
+    duals: Floats
 
 
-def _solve_whole(model: LinearModel, time_limit_s: float | None, relaxed: Answer | None = None) -> Answer:
-    """Relax (unless ``relaxed`` is given), and branch where that does not answer."""
-    relaxed = relaxed or _relax(model, time_limit_s)
-    if _is_answer(model, relaxed):
-        return relaxed
-    return _run(model, "scip", "", integral=True, time_limit_s=time_limit_s)[0]
+def relax(model: LinearModel, *, large: int = LARGE) -> Relaxed:
+    """Return the relaxation's optimum: by simplex, or from ``large`` variables on by PDLP (its dual values only).
+
+    PDLP is the primal-dual hybrid gradient method of Applegate et al. (NeurIPS 2021).
+    """
+    if model.num_variables >= large:
+        answer, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
+        if len(duals) == model.num_rows:
+            return Relaxed("optimal", np.zeros(0), answer.objective, duals)
+        return Relaxed("unknown", np.zeros(0), -math.inf, np.zeros(model.num_rows))
+    return _simplex(model)
 
 
-def _relax(model: LinearModel, time_limit_s: float | None) -> Answer:
-    return _run(model, "highs", _HIGHS + _SIMPLEX, time_limit_s=time_limit_s)[0]
+def _simplex(model: LinearModel) -> Relaxed:
+    scale = _cost_scale(model)
+    equal = model.row_lower == model.row_upper
+    fixed, bounded = np.flatnonzero(equal), np.flatnonzero(~equal)
+    below, above = (np.flatnonzero(~equal & np.isfinite(side)) for side in (model.row_lower, model.row_upper))
+    sides = [model.matrix[above], -model.matrix[below]]
+    result = linprog(
+        model.cost * scale,
+        A_ub=vstack(sides) if len(bounded) else None,
+        b_ub=np.concatenate([model.row_upper[above], -model.row_lower[below]]) if len(bounded) else None,
+        A_eq=model.matrix[fixed] if len(fixed) else None,
+        b_eq=model.row_upper[fixed] if len(fixed) else None,
+        bounds=np.stack([np.zeros(model.num_variables), model.upper], axis=1),
+        method="highs-ds",
+    )
+    none = np.zeros(model.num_rows)
+    if result.status == 2:
+        return Relaxed("infeasible", np.zeros(0), math.inf, none)
+    if result.status != 0:
+        return Relaxed("unknown", np.zeros(0), -math.inf, none)
+    duals = none.copy()
+    if len(fixed):
+        duals[fixed] = result.eqlin.marginals / scale
+    if len(bounded):
+        marginals = result.ineqlin.marginals / scale
+        duals[above] += marginals[: len(above)]
+        duals[below] -= marginals[len(above) :]
+    return Relaxed("optimal", np.asarray(result.x), float(result.fun) / scale, duals)
 
 
-def _is_answer(model: LinearModel, relaxed: Answer) -> bool:
-    """Tell whether a relaxation leaves nothing to branch on: it is integral, or there is no optimum."""
-    return relaxed.status != "optimal" or _is_integral(model, relaxed.values)
-
-
-def _is_integral(model: LinearModel, values: Floats) -> bool:
+def is_integral(model: LinearModel, values: Floats) -> bool:
+    """Tell whether a relaxation's values leave nothing to branch on."""
+    if len(values) != model.num_variables:
+        return False
     decided = values[model.integral]
     return float(np.abs(decided - np.round(decided)).max(initial=0.0)) <= INTEGRAL_TOLERANCE
 
 
-def _solve_by_bound(model: LinearModel, duals: Floats, time_limit_s: float | None) -> Answer | None:
-    """Solve what the relaxation's dual prices leave; None when they bound nothing useful."""
-    if len(duals) != model.num_rows:
-        return None
-    bound, prices = dual_bound(model, duals)
-    if not math.isfinite(bound) or bound <= 0:
-        return None
-    allowance = 1e-4 * bound
-    best: Answer | None = None
-    for _ in range(12):
-        kept = prices <= allowance
-        if best is not None and kept.sum() > MOST_BRANCHED:
-            return replace(best, status="feasible", bound=bound)
-        if kept.sum() > 0.8 * model.num_variables:
-            return None
-        answer = _solve_whole(_restricted(model, kept), time_limit_s)
-        if answer.status == "infeasible":
-            allowance *= 4
-            continue
-        values = np.zeros(model.num_variables)
-        values[kept] = answer.values
-        best = replace(answer, values=values)
-        if answer.objective - bound <= allowance:
-            return best
-        enough = 1.001 * (answer.objective - bound)
-        direct = (prices <= enough).sum() <= MOST_BRANCHED // 2
-        allowance = enough if direct else min(16 * allowance, enough)
-    return None
+def branch(model: LinearModel, *, time_limit_s: float | None = None) -> Answer:
+    """Return the optimum by branch and bound.
+
+    Raises:
+        AutoparError: the solver failed for another reason than infeasibility or time.
+    """
+    return _run(model, "scip", "", integral=True, time_limit_s=time_limit_s)[0]
 
 
 def dual_bound(model: LinearModel, duals: Floats) -> tuple[float, Floats]:
@@ -147,23 +134,6 @@ def dual_bound(model: LinearModel, duals: Floats) -> tuple[float, Floats]:
     prices = model.cost - model.matrix.T @ duals
     used = duals != 0
     return float(duals[used] @ sides[used] + np.minimum(prices, 0.0).sum()), np.maximum(prices, 0.0)
-
-
-def _restricted(model: LinearModel, kept: Bools) -> LinearModel:
-    """Return the model in which all other variables are 0, without the rows that this leaves empty."""
-    matrix = model.matrix[:, np.flatnonzero(kept)]
-    full = np.diff(matrix.indptr) > 0
-    full |= (model.row_lower > 0) | (model.row_upper < 0)
-    rows = np.flatnonzero(full)
-    return replace(
-        model,
-        cost=model.cost[kept],
-        upper=model.upper[kept],
-        integral=model.integral[kept],
-        matrix=csr_matrix(matrix[rows]),
-        row_lower=model.row_lower[rows],
-        row_upper=model.row_upper[rows],
-    )
 
 
 def _cost_scale(model: LinearModel) -> float:

@@ -37,7 +37,14 @@ class Travel:
 
 
 def cheapest_travel(
-    graph: LayoutGraph, source: int, early: list[int], late: list[int], saved: list[int] | None
+    graph: LayoutGraph,
+    source: int,
+    early: list[int],
+    late: list[int],
+    saved: list[int] | None,
+    *,
+    resting: bool = False,
+    again: bool = False,
 ) -> Travel:
     """Return the cheapest arcs that bring a tensor from ``source`` to all demanded nodes.
 
@@ -48,36 +55,51 @@ def cheapest_travel(
         late: nodes demanded in the backward.
         saved: nodes that may be kept for it; None when memory is free: then everything had in the forward is there,
             and what the backward starts from is kept.
+        resting: the backward has the tensor in ``source`` without keeping anything.
+        again: the backward computes the tensor again, in ``source``.
     """
     if not late:
         arcs = _arborescence(graph.dist, source, early, graph.way)
         return Travel(source, _ordered(arcs, [source]), (), (), _seconds(graph, arcs))
+    if again:
+        first, second = (_arborescence(graph.dist, source, ends, graph.way) for ends in (early, late))
+        seconds = _seconds(graph, first) + _seconds(graph, second)
+        return Travel(source, _ordered(first, [source]), (), _ordered(second, [source]), seconds)
     if saved is None:
-        return _free_travel(graph, source, early, late)
+        return _free_travel(graph, source, early, late, resting)
     count = len(graph)
+    free = [source] if resting else []
+    crossings = sorted({*saved, *free})
     through = np.full((count, count), np.inf)
     for node in saved:
         through = np.minimum(through, graph.dist[:, node, None] + graph.dist[None, node, :])
+    if resting:
+        through[source] = np.minimum(through[source], graph.dist[source])
     dist = np.block([[graph.dist, through], [np.full((count, count), np.inf), graph.dist]])
 
     def way(begin: int, end: int) -> list[tuple[int, int]]:
         if (begin < count) == (end < count):
             shift = 0 if begin < count else count
             return [(a + shift, b + shift) for a, b in graph.way(begin - shift, end - shift)]
-        middle = min(saved, key=lambda node: (graph.dist[begin, node] + graph.dist[node, end - count], node))
+        here = crossings if begin == source else saved
+        middle = min(here, key=lambda node: (graph.dist[begin, node] + graph.dist[node, end - count], node))
         behind = [(a + count, b + count) for a, b in graph.way(middle, end - count)]
         return [*graph.way(begin, middle), (middle, middle + count), *behind]
 
     arcs = _arborescence(dist, source, early + [node + count for node in late], way)
-    kept = tuple(sorted(a for a, b in arcs if a < count <= b))
+    starts = sorted(a for a, b in arcs if a < count <= b)
     first = [(a, b) for a, b in arcs if b < count]
     second = [(a - count, b - count) for a, b in arcs if a >= count]
     seconds = _seconds(graph, first) + _seconds(graph, second)
-    return Travel(source, _ordered(first, [source]), kept, _ordered(second, list(kept)), seconds)
+    kept = tuple(node for node in starts if node not in free)
+    return Travel(source, _ordered(first, [source]), kept, _ordered(second, starts), seconds)
 
 
-def _free_travel(graph: LayoutGraph, source: int, early: list[int], late: list[int]) -> Travel:
-    arcs = _arborescence(graph.dist, source, sorted({*early, *late}), graph.way)
+def _free_travel(graph: LayoutGraph, source: int, early: list[int], late: list[int], resting: bool) -> Travel:
+    """Keep everything: the backward starts from what the forward had; cuts of what rests are made again, for nothing."""
+    cut = [node for node in late if resting and graph.dist_s[source, node] == 0.0]
+    wanted = sorted({*early, *(node for node in late if node not in cut)})
+    arcs = _arborescence(graph.dist, source, wanted, graph.way)
     parent = {b: a for a, b in arcs}
     first = set()
     for node in early:
@@ -86,9 +108,12 @@ def _free_travel(graph: LayoutGraph, source: int, early: list[int], late: list[i
             node = parent[node]
     had = {source} | {b for _, b in first}
     second = [arc for arc in arcs if arc not in first]
-    kept = sorted({a for a, _ in second if a in had} | {node for node in late if node in had})
+    starts = {a for a, _ in second if a in had} | {node for node in late if node in had and node not in cut}
     early_arcs = _ordered([arc for arc in arcs if arc in first], [source])
-    return Travel(source, early_arcs, tuple(kept), _ordered(second, kept), _seconds(graph, arcs))
+    again = [arc for arc in _arborescence(graph.dist, source, cut, graph.way) if arc not in second]
+    kept = tuple(sorted(starts - {source} if resting else starts))
+    late_arcs = _ordered(second + again, [*kept, source] if resting else list(kept))
+    return Travel(source, early_arcs, kept, late_arcs, _seconds(graph, arcs))
 
 
 def _seconds(graph: LayoutGraph, arcs: list[tuple[int, int]]) -> float:

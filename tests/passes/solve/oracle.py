@@ -1,4 +1,7 @@
-"""Brute force: every strategy of every op, every set of arcs, every set of saved layouts; nothing of the ILP."""
+"""Brute force: every strategy of every op, every set of arcs, of saved layouts and of ops computed again.
+
+Nothing of the ILP is used; which ops may be computed again is its definition, and comes from ``passes/segments.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import heapq
 import math
 from collections import defaultdict
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any
 
 import torch
@@ -17,9 +20,12 @@ from autopar.passes.cost.compute import compute_dtype, local_lengths, local_seco
 from autopar.passes.cost.devices import device, mesh_links
 from autopar.passes.cost.fusion import ALONE
 from autopar.passes.cost.memory import parameter_bytes
+from autopar.passes.cost.compute import is_view
+from autopar.passes.fold import fold
 from autopar.passes.insert_collectives import arc_bytes
 from autopar.passes.program import Program, result_values, tensor_operands
 from autopar.passes.redistribution import Arc, arcs_from, layout_is_legal
+from autopar.passes.segments import cut_segments, repeatable_ops
 from autopar.passes.rules.legality import legal_strategies, operand_layouts, result_layouts
 from autopar.placement import REPLICATE, Layout, local_shape
 from autopar.plans import Options
@@ -41,6 +47,12 @@ class Oracle:
         self.origin = (0,) * mesh.num_axes
         self.nodes = program.nodes()
         self.travel_options = lru_cache(maxsize=None)(self._travel_options)
+        self.segments = cut_segments(program, fold(program))
+        repeatable = sorted(repeatable_ops(program, self.segments)) if options.memory is not None else []
+        self.again_sets = [
+            frozenset(names)
+            for names in chain.from_iterable(combinations(repeatable, count) for count in range(len(repeatable) + 1))
+        ]
 
     def best_seconds(self) -> float:
         """Return the least seconds of a step within the budget; infinite when nothing fits."""
@@ -59,11 +71,23 @@ class Oracle:
         least = 1 << 60
         for combination in product(*(rows[name] for name in names)):
             chosen = dict(zip(names, combination))
-            total = sum(row[3] for row in chosen.values())
-            for options in free._travels(chosen) or [[(math.inf, 1 << 60)]]:
-                total += min(num_bytes for _, num_bytes in options)
-            least = min(least, total)
+            for again in free.again_sets:
+                total = sum(row[3] for row in chosen.values()) + free._bytes_back(chosen, again)
+                for options in free._travels(chosen, again) or [[(math.inf, 1 << 60)]]:
+                    total += min(num_bytes for _, num_bytes in options)
+                least = min(least, total)
         return least
+
+    def _bytes_back(self, chosen: dict[str, Row], again: frozenset[str]) -> int:
+        """Return the bytes that one segment's ops bring back when they are computed again, the largest of all."""
+        totals: dict[int, int] = defaultdict(int)
+        for name in again:
+            if is_view(self.nodes[name].target):
+                continue
+            for (_, value), layout in zip(result_values(self.nodes[name]), chosen[name][1]):
+                shape = local_shape(value.shape, layout, self.mesh.sizes, self.origin)
+                totals[self.segments[name]] += math.prod(shape) * value.dtype.itemsize
+        return max(totals.values(), default=0)
 
     def _rows(self) -> dict[str, list[Row]]:
         whole = (REPLICATE,) * self.mesh.num_axes
@@ -107,12 +131,14 @@ class Oracle:
             )
             yield before, after, seconds, 0
 
-    def _travels(self, chosen: dict[str, Row]) -> list[list[tuple[float, int]]]:
+    def _travels(self, chosen: dict[str, Row], again: frozenset[str]) -> list[list[tuple[float, int]]]:
         early: dict[str, set[Layout]] = defaultdict(set)
         late: dict[str, set[Layout]] = defaultdict(set)
         for node in self.program.ops():
             for operand, layout in zip(tensor_operands(node), chosen[node.name][0]):
                 (late if node.meta["phase"] == "backward" else early)[operand.name].add(layout)
+                if node.name in again:
+                    late[operand.name].add(layout)
         for output in self.program.outputs:
             assert output.node is not None
             if output.kind == "gradient":
@@ -122,8 +148,10 @@ class Oracle:
         out = []
         for name, row in chosen.items():
             node = self.nodes[name]
-            resting = node.op == "placeholder" or node.meta["phase"] == "backward"
-            options = self.travel_options(name, row[1][0], frozenset(early[name]), frozenset(late[name]), resting)
+            start = "rests" if node.op == "placeholder" else "again" if name in again else "saved"
+            if node.meta["phase"] == "backward" and node.op != "placeholder":
+                start = "again"
+            options = self.travel_options(name, row[1][0], frozenset(early[name]), frozenset(late[name]), start)
             if not options:
                 return []
             out.append(options)
@@ -133,10 +161,18 @@ class Oracle:
         seconds = sum(row[2] for row in chosen.values())
         if seconds >= best:
             return math.inf
-        travels = self._travels(chosen)
+        found = math.inf
+        for again in self.again_sets:
+            twice = seconds + sum(chosen[name][2] for name in again)
+            if twice < min(best, found):
+                found = min(found, self._price_again(chosen, again, twice))
+        return found
+
+    def _price_again(self, chosen: dict[str, Row], again: frozenset[str], seconds: float) -> float:
+        travels = self._travels(chosen, again)
         if not travels:
             return math.inf
-        kept = sum(row[3] for row in chosen.values())
+        kept = sum(row[3] for row in chosen.values()) + self._bytes_back(chosen, again)
         budget = self.options.memory
         if budget is None:
             return seconds + sum(min(cost for cost, _ in options) for options in travels)
@@ -147,11 +183,11 @@ class Oracle:
         return found
 
     def _travel_options(
-        self, name: str, source: Layout, early: frozenset[Layout], late: frozenset[Layout], resting: bool
+        self, name: str, source: Layout, early: frozenset[Layout], late: frozenset[Layout], start: str
     ) -> list[tuple[float, int]]:
         """Return the undominated ``(seconds, saved bytes)`` of serving all readers; empty when that is impossible."""
         value = self.nodes[name].meta["val"]
-        if resting:
+        if start == "again":
             total = self._tree(value, {source}, early) + self._tree(value, {source}, late)
             return [(total, 0)] if total < math.inf else []
         if self.options.memory is None:
@@ -163,9 +199,10 @@ class Oracle:
         codes = [[REPLICATE, *range(value.dim())] if n > 1 else [REPLICATE] for n in self.mesh.sizes]
         layouts = [lay for lay in product(*codes) if layout_is_legal(value.shape, lay, self.mesh.sizes)]
         found = []
-        for count in (1, 2):
+        rests = {source} if start == "rests" else set()
+        for count in (0, 1, 2):
             for kept in combinations(layouts, count):
-                total = self._tree(value, {source}, early | set(kept)) + self._tree(value, set(kept), late)
+                total = self._tree(value, {source}, early | set(kept)) + self._tree(value, rests | set(kept), late)
                 num_bytes = sum(
                     math.prod(local_shape(value.shape, lay, self.mesh.sizes, self.origin)) * value.dtype.itemsize
                     for lay in kept

@@ -1,0 +1,160 @@
+"""Find the optimum of a problem and prove it: relax, leave out what can't be part of it, branch over the rest.
+
+A relaxation whose optimum is integral is the answer. Otherwise its dual values give a lower bound and a price for
+every variable; a strategy is priced by its own variable and by the cheapest ways, at those prices, of every tensor that
+must then travel from or to its layouts. Strategies priced above an allowance are left out, the problem that remains is
+reduced and solved exactly, and when its optimum lies within the allowance of the bound, no plan that uses what was left
+out can be better: the optimum is proved. Otherwise the allowance grows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+
+from autopar.errors import ConstraintError
+
+from .layout_graph import Floats
+from .model import Flow, LinearModel, build_model
+from .problem import Problem
+from .reduce import reduce_problem
+from .solver import LARGE, Answer, Relaxed, branch, dual_bound, is_integral, relax
+
+FIRST_ALLOWANCE = 1e-4
+"""Of the bound: how much dearer than it a plan of the first attempt may be."""
+GROWTH = 4.0
+MOST_BRANCHED = 60_000
+"""Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proved:
+    """The answer, and the problem and model (a part of those asked about) whose variables it is of."""
+
+    problem: Problem
+    model: LinearModel
+    answer: Answer
+
+
+def solve_problem(
+    problem: Problem,
+    model: LinearModel,
+    *,
+    objective: str = "seconds",
+    large: int = LARGE,
+    time_limit_s: float | None = None,
+) -> Proved:
+    """Return the proved optimum of a reduced problem.
+
+    Args:
+        problem, model: the problem, and what ``build_model`` makes of it for ``objective``.
+        objective: ``"seconds"`` or ``"bytes"``.
+        large: number of variables from which PDLP relaxes it.
+        time_limit_s: for each run of branch and bound; without it the answer does not depend on the machine.
+
+    Raises:
+        AutoparError: the solver failed for another reason than infeasibility or time.
+    """
+    begin = time.perf_counter()
+    proved = _search(problem, model, objective, large, time_limit_s)
+    return replace(proved, answer=replace(proved.answer, seconds=time.perf_counter() - begin))
+
+
+def _search(problem: Problem, model: LinearModel, objective: str, large: int, limit_s: float | None) -> Proved:
+    relaxed = relax(model, large=large)
+    done = _as_answer(model, relaxed)
+    if done is not None:
+        return Proved(problem, model, done)
+    bound, prices = dual_bound(model, relaxed.duals)
+    if relaxed.status != "optimal" or not math.isfinite(bound) or bound <= 0:
+        return Proved(problem, model, branch(model, time_limit_s=limit_s))
+    rows = strategy_prices(problem, model, prices)
+    total = sum(map(len, rows))
+    allowance = FIRST_ALLOWANCE * bound
+    best: Proved | None = None
+    while True:
+        keep = [row <= allowance for row in rows]
+        if sum(int(kept.sum()) for kept in keep) > 0.9 * total:
+            if best is not None and model.num_variables > MOST_BRANCHED:
+                return replace(best, answer=replace(best.answer, status="feasible", bound=bound))
+            return Proved(problem, model, branch(model, time_limit_s=limit_s))
+        part = _solve_part(problem, keep, objective, limit_s, best)
+        if part is None:
+            assert best is not None
+            return replace(best, answer=replace(best.answer, status="feasible", bound=bound))
+        if part.answer.status == "infeasible":
+            allowance *= GROWTH
+            continue
+        best = part
+        if part.answer.objective - bound <= allowance:
+            return part
+        allowance = 1.001 * (part.answer.objective - bound)
+
+
+def _solve_part(
+    problem: Problem, keep: list[np.ndarray], objective: str, limit_s: float | None, best: Proved | None
+) -> Proved | None:
+    """Solve the problem with some strategies only; None when that is too large although a plan is known."""
+    nothing = Answer("infeasible", np.zeros(0), math.inf, math.inf)
+    if not all(kept.any() for kept in keep):
+        return Proved(problem, build_model(problem, objective=objective), nothing)
+    try:
+        part = reduce_problem(problem.with_rows(keep), dominate=objective == "seconds")
+    except ConstraintError:
+        return Proved(problem, build_model(problem, objective=objective), nothing)
+    model = build_model(part, objective=objective)
+    answer = _as_answer(model, relax(model))
+    if answer is None:
+        if best is not None and model.num_variables > MOST_BRANCHED:
+            return None
+        answer = branch(model, time_limit_s=limit_s)
+    return Proved(part, model, answer)
+
+
+def _as_answer(model: LinearModel, relaxed: Relaxed) -> Answer | None:
+    """Return the answer if the relaxation leaves nothing to branch on: it is integral, or there is no solution."""
+    if relaxed.status == "infeasible":
+        return Answer("infeasible", np.zeros(0), math.inf, math.inf)
+    if relaxed.status == "optimal" and is_integral(model, relaxed.values):
+        return Answer("optimal", relaxed.values, relaxed.objective, relaxed.objective)
+    return None
+
+
+def strategy_prices(problem: Problem, model: LinearModel, prices: Floats) -> list[Floats]:
+    """Return, for every strategy of every decision, how much at least a plan with it costs above the bound.
+
+    Args:
+        problem, model: what is solved.
+        prices: of every variable, not negative, as ``dual_bound`` returns them.
+    """
+    out = []
+    for index, decision in enumerate(problem.decisions):
+        first = int(model.first_variable[index])
+        out.append(prices[first : first + len(decision.strategies)].copy())
+    for flow in model.flows:
+        if flow.optional:
+            continue
+        leaving, arriving = _ways(flow, prices)
+        out[flow.producer] += leaving
+        if flow.reader != flow.producer:
+            out[flow.reader] += arriving
+    return out
+
+
+def _ways(flow: Flow, prices: Floats) -> tuple[Floats, Floats]:
+    """Return the cheapest way from every row of the producer to any demand, and from any start to every reader's row."""
+    count = int(max(flow.starts.max(), flow.demands.max(), flow.target.max(initial=0), flow.source.max(initial=0))) + 1
+    weights = prices[flow.variables]
+    if not weights.any():
+        reach_out, reach_in = (np.zeros(shape) for shape in (flow.starts.shape[1], len(flow.demands)))
+        return reach_out, reach_in
+    ahead = csr_matrix((weights, (flow.source, flow.target)), shape=(count, count))
+    back = csr_matrix((weights, (flow.target, flow.source)), shape=(count, count))
+    arriving = dijkstra(ahead, indices=np.unique(flow.starts), min_only=True)[flow.demands]
+    leaving = dijkstra(back, indices=np.unique(flow.demands), min_only=True)[flow.starts].min(axis=0)
+    return leaving, arriving
