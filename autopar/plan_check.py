@@ -112,6 +112,9 @@ def _check_choices(plan: PlanRecord) -> None:
     if not all(name for names in plan.choices.values() for name in names):
         _refuse("a choice has no name")
     _check_known("roles", plan.roles, plan.choices)
+    _check_known("recomputed", plan.recomputed, plan.choices)
+    if len(set(plan.recomputed)) != len(plan.recomputed):
+        _refuse("an op is recomputed twice")
     for node, phase in plan.phases.items():
         _check_one_of(f"phases[{node[:80]!r}]", phase, PHASES)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -32,6 +32,7 @@ def complete_plan(
     price: Price | None = None,
     options: Options | None = None,
     pick_saved: PickSaved | None = None,
+    recomputed: Collection[str] = (),
 ) -> Plan:
     """Return a plan that runs ``program`` under ``choices``, every tensor travelling the cheapest way to who wants it.
 
@@ -41,6 +42,7 @@ def complete_plan(
         price: cost of an arc for a tensor; by default the bytes that a rank hands in.
         pick_saved: given a forward tensor that the backward reads and the layouts it had in the forward (the first is
             its producer's), returns those to keep; by default the producer's. Placeholders need none.
+        recomputed: forward ops that the backward computes again instead of starting from what was saved.
 
     Raises:
         PlanError: ``parameter_layouts`` names something that is no parameter.
@@ -52,7 +54,9 @@ def complete_plan(
     unknown = sorted(set(parameter_layouts) - names)
     if unknown:
         raise PlanError(f"{unknown[0]} is no parameter of the program; it has {', '.join(sorted(names))}")
-    plan = _Completion(program, mesh, choices, parameter_layouts, price, options or Options(), pick_saved).run()
+    plan = _Completion(
+        program, mesh, choices, parameter_layouts, price, options or Options(), pick_saved, recomputed
+    ).run()
     return describe_plan(program, plan)
 
 
@@ -68,6 +72,7 @@ class _Completion:
         price: Price | None,
         options: Options,
         pick_saved: PickSaved | None,
+        recomputed: Collection[str],
     ) -> None:
         self.program, self.mesh, self.options = program, mesh, options
         self.price: Price = price or self.bytes_price
@@ -80,6 +85,7 @@ class _Completion:
         self.rests = {
             role.node: self.rest(role, parameter_layouts) for role in program.inputs if role.kind != "tangent"
         }
+        self.again = _needed_again(program, recomputed)
         self.had: dict[tuple[str, str], list[Layout]] = {}
         self.arcs: dict[tuple[str, str], list[Arc]] = {}
         self.saved: dict[str, tuple[Layout, ...]] = {}
@@ -114,7 +120,14 @@ class _Completion:
         return self.plan()
 
     def ops(self, phase: str) -> list[fx.Node]:
-        return [node for node in self.program.ops() if node.meta["phase"] == phase]
+        """Return what runs in a phase, in order; what is computed again stands before the backward's own ops."""
+        own = [node for node in self.program.ops() if node.meta["phase"] == phase]
+        return self.again + own if phase == BACKWARD else own
+
+    def is_again(self, name: str) -> bool:
+        """Tell whether a tensor is computed again."""
+        node = self.globals[name]
+        return (node.args[0] if is_getitem(node) else node) in self.again
 
     def gradients(self) -> list[tuple[fx.Node, Layout]]:
         roles = [role for role in self.program.outputs if role.kind == "gradient" and role.node is not None]
@@ -159,7 +172,7 @@ class _Completion:
             wanted.setdefault(end.name, []).append(layout)
         for name, layouts in wanted.items():
             had = self.had.get((name, FORWARD))
-            if had is None:
+            if had is None or self.is_again(name):
                 continue
             starts = [self.rests[name]] if name in self.rests else []
             kept = [layout for layout in dict.fromkeys(self.pick_saved(name, had)) if layout not in starts]
@@ -187,6 +200,7 @@ class _Completion:
             outputs={name: layout_name(layout) for name, layout in self.outputs.items()},
             routes=tuple(routes),
             saved={name: tuple(map(layout_name, layouts)) for name, layouts in self.saved.items()},
+            recomputed=tuple(node.name for node in self.again),
             cost=Cost(step_seconds=0.0, compute_seconds=0.0, communication_seconds=0.0),
             memory=MemoryTable(
                 parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0, buffers_bytes=0, saved_bytes=0, total_bytes=0
@@ -211,6 +225,21 @@ class _Completion:
             for arc in arcs
             if arc.kind != "slice"
         ]
+
+
+def _needed_again(program: Program, recomputed: Collection[str]) -> list[fx.Node]:
+    """Return the forward ops of ``recomputed`` whose results the backward reads, itself or by computing others again."""
+    ends = {role.node for role in program.outputs if role.kind == "gradient"}
+    found: list[fx.Node] = []
+    for node in reversed(list(program.ops())):
+        if node.name not in recomputed or node.meta["phase"] != FORWARD:
+            continue
+        results = [node, *(user for user in node.users if is_getitem(user))]
+        readers = [user for result in results for user in result.users if user.op != "output" and not is_getitem(user)]
+        late = any(reader.meta["phase"] == BACKWARD or reader in found for reader in readers)
+        if late or any(result.name in ends for result in results):
+            found.append(node)
+    return found[::-1]
 
 
 def _leads_to(starts: Sequence[Layout], target: Layout) -> bool:

@@ -18,7 +18,17 @@ from autopar.passes.annotate import annotate
 from autopar.passes.insert_collectives import insert_arc
 from autopar.passes.local_ops import local_op
 from autopar.passes.local_program import LocalProgram
-from autopar.passes.program import Input, Output, Program, has_many_results, is_getitem, result_values, tensor_operands
+from autopar.passes.program import (
+    Input,
+    Output,
+    Program,
+    has_many_results,
+    is_getitem,
+    is_random,
+    result_values,
+    tensor_operands,
+    tensors_of,
+)
 from autopar.passes.reasons import move_reason, reader_text
 from autopar.passes.redistribution import Arc, arc_between
 from autopar.passes.rules.legality import legal, operand_layouts, result_layouts
@@ -125,6 +135,11 @@ class _Lowering:
             for route in plan.routes
         }
         self.saved = {name: tuple(map(parse_layout, layouts)) for name, layouts in plan.saved.items()}
+        self.again = set(plan.recomputed)
+        self.states: dict[str, fx.Node] = {}
+        unknown = sorted(self.again - self.globals.keys())
+        if unknown:
+            raise LoweringError(f"the plan computes {unknown[0]} again, which the program does not compute")
 
     def run(self, callable_halves: bool) -> LocalProgram:
         """Lower placeholders, the forward, what it saves, the backward, and the outputs."""
@@ -197,6 +212,8 @@ class _Lowering:
 
     def version(self, tensor: fx.Node, layout: Layout, phase: str, reader: _Reader) -> fx.Node:
         """Return the node that holds ``tensor`` in ``layout``, moving it along its route where it is not there yet."""
+        if phase == BACKWARD:
+            self.compute_again(tensor)
         there = self.there.setdefault((tensor.name, phase), {})
         if layout in there:
             return there[layout]
@@ -221,6 +238,36 @@ class _Lowering:
                 )
             self.hold(tensor, end, self.move(tensor, there[source], arc, phase, reader), phase)
         return there[layout]
+
+    def compute_again(self, tensor: fx.Node) -> None:
+        """Emit once more, in the backward, the op that computes ``tensor``, if the plan says so and it is not there."""
+        op = tensor.args[0] if is_getitem(tensor) else tensor
+        assert isinstance(op, fx.Node)
+        if op.name not in self.again or op.meta["phase"] == BACKWARD:
+            return
+        self.again.remove(op.name)
+        before = list(self.graph.nodes)[-1]
+        now = None
+        if op.name in self.states:
+            device = self.states[op.name].args[0]
+            now = self.random_op(op, torch.ops.autopar.random_state.default, (device,), BACKWARD)
+            self.random_op(op, torch.ops.autopar.set_random_state.default, (self.states[op.name], device), BACKWARD)
+        self.lower_op(op, BACKWARD)
+        if now is not None:
+            self.random_op(op, torch.ops.autopar.set_random_state.default, (now, device), BACKWARD)
+        for user in op.users:
+            if is_getitem(user):
+                self.lower_getitem(user, BACKWARD)
+        while before.next.op != "root":
+            before = before.next
+            if before.meta["origin"] == op.name or self.globals[before.meta["origin"]] in op.users:
+                before.meta["again"] = True
+
+    def random_op(self, op: fx.Node, target: Any, args: tuple[Any, ...], phase: str) -> fx.Node:
+        """Emit the reading or setting of the random state around an op that draws."""
+        made = self.graph.create_node("call_function", target, args)
+        made.meta.update(self.meta(op, phase), val=_run_on_meta(made) if "set" not in str(target) else None)
+        return made
 
     def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: _Reader) -> fx.Node:
         value: torch.Tensor = tensor.meta["val"]
@@ -248,6 +295,13 @@ class _Lowering:
         if is_getitem(node):
             self.lower_getitem(node, phase)
             return
+        if node.name in self.again and is_random(node) and phase == FORWARD:
+            device = self.device or tensors_of(node)[0].device
+            read = torch.ops.autopar.random_state.default
+            self.states[node.name] = self.random_op(node, read, (device,), phase)
+        self.lower_op(node, phase)
+
+    def lower_op(self, node: fx.Node, phase: str) -> None:
         names = self.plan.choices.get(node.name)
         if names is None:
             raise LoweringError(f"the plan has no choice for {node.name} ({node.target})")

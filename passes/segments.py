@@ -40,7 +40,9 @@ def cut_segments(program: Program, folding: Folding) -> dict[str, int]:
     for start, length, period in folding.runs:
         if ops[start].meta["phase"] == "forward":
             offsets = range(period)
-            best = min(offsets, key=lambda o: int(crossing[start + o + period : start + length : period].max(initial=0)))
+            best = min(
+                offsets, key=lambda o: int(crossing[start + o + period : start + length : period].max(initial=0))
+            )
             cuts.update(range(start + best, start + length, period))
     for begin, stop in _stretches(sorted(cuts), end):
         cuts.update(_narrow_places(ops, crossing, begin, stop))

@@ -34,12 +34,21 @@ def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
         local: its lowering, with its mesh.
     """
     communication = sum(_arc_seconds(node, local.mesh) for node in local.joint.graph.nodes if _ends_arc(node))
-    emitted: dict[str, list[fx.Node]] = defaultdict(list)
-    for node in local.joint.graph.nodes:
-        if node.op in ("call_function", "get_attr") and "arc" not in node.meta:
-            emitted[node.meta["origin"]].append(node)
-    compute = sum(_op_seconds(node, emitted, plan, local) for node in program.ops())
+    first, again = (_emitted(local, repeated) for repeated in (False, True))
+    compute = sum(_op_seconds(node, first, plan, local) for node in program.ops())
+    recomputed = set(plan.recomputed)
+    compute += sum(_op_seconds(node, again, plan, local) for node in program.ops() if node.name in recomputed)
     return Cost(step_seconds=compute + communication, compute_seconds=compute, communication_seconds=communication)
+
+
+def _emitted(local: LocalProgram, again: bool) -> dict[str, list[fx.Node]]:
+    """Return the lowered nodes of every global one: those of its own phase, or those that compute it again."""
+    out: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in local.joint.graph.nodes:
+        is_op = node.op in ("call_function", "get_attr") and "arc" not in node.meta
+        if is_op and bool(node.meta.get("again")) == again:
+            out[node.meta["origin"]].append(node)
+    return out
 
 
 def _ends_arc(node: fx.Node) -> bool:

@@ -11,8 +11,8 @@ from autopar.report.text import exact_bytes
 
 from .model import TIE_S_PER_BYTE, LinearModel, build_model
 from .problem import Network, Problem
-from .reduce import reduce_problem
 from .prove import Proved, solve_problem
+from .reduce import reduce_problem
 from .solver import Answer
 from .travel import Travel, cheapest_travel
 

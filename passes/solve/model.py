@@ -12,7 +12,6 @@ from .layout_graph import Bools, Floats, Ints
 from .problem import Network, Problem, Reader
 from .reduce import useful_arcs
 
-
 TIE_S_PER_BYTE = 1e-18
 """What a kept byte weighs besides: of plans that take equally long, the one that keeps less is chosen."""
 
@@ -297,7 +296,9 @@ def _ways(problem: Problem, network: Network, bounded: bool, repeated: bool) -> 
     parts = (len(keep), len(saved), len(rests), len(late_keep))
 
     def column(place: int, values: Ints, other: int) -> Ints:
-        return np.concatenate([values if i == place else np.full(n, other, dtype=np.int64) for i, n in enumerate(parts)])
+        return np.concatenate(
+            [values if i == place else np.full(n, other, dtype=np.int64) for i, n in enumerate(parts)]
+        )
 
     return _Ways(
         np.concatenate([source, saved, rests, graph.source[late_keep] + count]),

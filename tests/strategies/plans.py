@@ -68,7 +68,15 @@ def plan_by(program: Program, mesh: Mesh, pick: Pick) -> Plan:
         layouts,
         options=Options(outputs=("auto", "full", "lie")[pick(3)], inputs=_inputs(program, mesh, pick)),
         pick_saved=pick_saved,
+        recomputed=_recomputed(program, pick),
     )
+
+
+def _recomputed(program: Program, pick: Pick) -> list[str]:
+    """Return some forward ops to compute again: none, all, or any."""
+    names = [node.name for node in program.ops() if node.meta["phase"] == "forward" and node.op == "call_function"]
+    mode = pick(3)
+    return [name for name in names if mode == 1 or (mode == 2 and pick(2))]
 
 
 def _inputs(program: Program, mesh: Mesh, pick: Pick) -> str:

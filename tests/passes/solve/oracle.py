@@ -16,17 +16,16 @@ import torch
 
 from autopar.mesh import Mesh
 from autopar.passes.cost.collectives import collective_seconds
-from autopar.passes.cost.compute import compute_dtype, local_lengths, local_seconds
+from autopar.passes.cost.compute import compute_dtype, is_view, local_lengths, local_seconds
 from autopar.passes.cost.devices import device, mesh_links
 from autopar.passes.cost.fusion import ALONE
 from autopar.passes.cost.memory import parameter_bytes
-from autopar.passes.cost.compute import is_view
 from autopar.passes.fold import fold
 from autopar.passes.insert_collectives import arc_bytes
 from autopar.passes.program import Program, result_values, tensor_operands
 from autopar.passes.redistribution import Arc, arcs_from, layout_is_legal
-from autopar.passes.segments import cut_segments, repeatable_ops
 from autopar.passes.rules.legality import legal_strategies, operand_layouts, result_layouts
+from autopar.passes.segments import cut_segments, repeatable_ops
 from autopar.placement import REPLICATE, Layout, local_shape
 from autopar.plans import Options
 

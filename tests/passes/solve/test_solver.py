@@ -11,11 +11,13 @@ from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.fold import fold
+from autopar.passes.solve.decide import least_bytes
 from autopar.passes.solve.layout_graph import Prices
-from autopar.passes.solve.model import LinearModel, build_model
+from autopar.passes.solve.model import build_model
 from autopar.passes.solve.problem import Problem, build_problem
+from autopar.passes.solve.prove import solve_problem, strategy_prices
 from autopar.passes.solve.reduce import reduce_problem
-from autopar.passes.solve.solver import dual_bound, solve_model
+from autopar.passes.solve.solver import Answer, branch, dual_bound, relax
 from autopar.plans import Options
 from tests import models
 
@@ -28,30 +30,69 @@ def problem(memory: int | None) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def loose() -> LinearModel:
-    """The model without a budget."""
-    return build_model(reduce_problem(problem(None)))
+def loose() -> Problem:
+    """The reduced problem without a budget."""
+    return reduce_problem(problem(None))
 
 
-def test_bounded_and_whole_solves_agree(loose: LinearModel) -> None:
-    """PDLP's prices and the exact rest give the optimum of HiGHS alone."""
-    whole, bounded = solve_model(loose), solve_model(loose, large=1)
-    assert whole.status == bounded.status == "optimal"
-    assert math.isclose(whole.objective, bounded.objective, rel_tol=1e-7)
+@pytest.fixture(scope="module")
+def tight() -> Problem:
+    """The reduced problem with a budget that nothing but computing again meets cheaply."""
+    program = annotate(capture(*models.mlp(width=64, hidden=128, batch=256)))
+    prices = Prices.of(Mesh((4,), device="h100", links=("infiniband_ndr",)))
+
+    def within(memory: int) -> Problem:
+        return build_problem(program, prices, Options(memory=memory), fold(program))
+
+    return reduce_problem(within(int(1.2 * least_bytes(within(1)))))
+
+
+def solved(given: Problem, large: int = 1 << 30) -> Answer:
+    """Return the proved answer of a problem."""
+    answer = solve_problem(given, build_model(given), large=large).answer
+    assert answer.status == "optimal"
+    return answer
+
+
+def test_simplex_and_pdlp_agree(loose: Problem) -> None:
+    """PDLP's prices and the exact rest give the optimum of the simplex method alone."""
+    assert math.isclose(solved(loose).objective, solved(loose, large=1).objective, rel_tol=1e-7)
+
+
+def test_the_proof_agrees_with_branch_and_bound(tight: Problem) -> None:
+    """Leaving out what the prices bar gives the optimum of branch and bound on everything."""
+    assert math.isclose(solved(tight).objective, branch(build_model(tight)).objective, rel_tol=1e-6)
 
 
 def test_reductions_keep_the_optimum() -> None:
     """With and without dominated strategies the optimum is one, and the model is smaller."""
     given = problem(None)
-    small, full = build_model(reduce_problem(given)), build_model(reduce_problem(given, dominate=False))
-    assert small.num_variables < full.num_variables
-    assert math.isclose(solve_model(small).objective, solve_model(full).objective, rel_tol=1e-7)
+    small, full = reduce_problem(given), reduce_problem(given, dominate=False)
+    assert build_model(small).num_variables < build_model(full).num_variables
+    assert math.isclose(solved(small).objective, solved(full).objective, rel_tol=1e-7)
 
 
-def test_any_dual_values_give_a_bound(loose: LinearModel) -> None:
+def test_any_dual_values_give_a_bound(loose: Problem) -> None:
     """The bound is computed here, so it holds however wrong the solver's duals are."""
-    optimum = solve_model(loose).objective
+    optimum, model = solved(loose).objective, build_model(loose)
     generator = np.random.default_rng(0)
     for scale in (0.0, 1e-6, 1e-3):
-        bound, prices = dual_bound(loose, generator.normal(size=loose.num_rows) * scale)
+        bound, prices = dual_bound(model, generator.normal(size=model.num_rows) * scale)
         assert bound <= optimum and (prices >= 0).all()
+
+
+def test_a_strategy_costs_at_least_its_price(tight: Problem) -> None:
+    """Forcing any one strategy makes the optimum dearer by no less than its price says."""
+    model = build_model(tight)
+    bound, prices = dual_bound(model, relax(model).duals)
+    rows = strategy_prices(tight, model, prices)
+    generator = np.random.default_rng(0)
+    barred = [(i, j) for i, row in enumerate(rows) for j in np.flatnonzero((row > 0.02 * bound) & (row < bound))]
+    assert len(barred) > 3
+    for place in generator.choice(len(barred), size=4, replace=False):
+        index, row = barred[int(place)]
+        keep = [np.ones(len(decision.strategies), dtype=np.bool_) for decision in tight.decisions]
+        keep[index][:] = np.arange(len(keep[index])) == row
+        forced = tight.with_rows(keep)
+        answer = relax(build_model(forced))
+        assert answer.status == "infeasible" or answer.objective >= (bound + rows[index][row]) * (1 - 1e-9)
