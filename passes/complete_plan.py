@@ -228,7 +228,7 @@ class _Completion:
 
 
 def _needed_again(program: Program, recomputed: Collection[str]) -> list[fx.Node]:
-    """Return the forward ops of ``recomputed`` whose results the backward reads, itself or by computing others again."""
+    """Return the forward ops of ``recomputed`` that the backward needs, for itself or for others computed again."""
     ends = {role.node for role in program.outputs if role.kind == "gradient"}
     found: list[fx.Node] = []
     for node in reversed(list(program.ops())):

@@ -9,6 +9,7 @@ sublinear memory cost", 2016, section 4, with the saved set inside a segment lef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +93,7 @@ def _crossing_bytes(ops: Sequence[fx.Node]) -> Bytes:
 
 def _stretches(cuts: Sequence[int], end: int) -> list[tuple[int, int]]:
     bounds = [0, *cuts, end]
-    return [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b - a > LONGEST]
+    return [(a, b) for a, b in pairwise(bounds) if b - a > LONGEST]
 
 
 def _narrow_places(ops: Sequence[fx.Node], crossing: Bytes, begin: int, stop: int) -> list[int]:

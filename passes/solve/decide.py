@@ -53,7 +53,7 @@ class Decided:
 def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None) -> Decided:
     """Return the optimal decision.
 
-    With a budget, the problem without one is solved first: it is far easier, and when its optimum fits it is the answer.
+    With a budget, the problem without one is solved first: it is far easier, and its optimum may fit.
 
     Args:
         problem: what to decide; its ``budget`` bounds the bytes.

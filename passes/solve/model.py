@@ -389,6 +389,6 @@ def _again_weights(build: _Build, segment: tuple[tuple[int, int], ...]) -> tuple
 
 
 def _memory_unit(values: Ints) -> int:
-    """Return the bytes that the memory row counts in: their common divisor, or what keeps the row's entries moderate."""
+    """Return the bytes that the memory row counts in: their common divisor, or what keeps its entries moderate."""
     divisor = int(np.gcd.reduce(values)) if len(values) else 1
     return max(1, divisor, 1 << max(0, int(values.max(initial=1)).bit_length() - 16))

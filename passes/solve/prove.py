@@ -147,7 +147,7 @@ def strategy_prices(problem: Problem, model: LinearModel, prices: Floats) -> lis
 
 
 def _ways(flow: Flow, prices: Floats) -> tuple[Floats, Floats]:
-    """Return the cheapest way from every row of the producer to any demand, and from any start to every reader's row."""
+    """Return the cheapest way from each row of the producer to any demand, and from any start to each reader's row."""
     count = int(max(flow.starts.max(), flow.demands.max(), flow.target.max(initial=0), flow.source.max(initial=0))) + 1
     weights = prices[flow.variables]
     if not weights.any():

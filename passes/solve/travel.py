@@ -96,7 +96,7 @@ def cheapest_travel(
 
 
 def _free_travel(graph: LayoutGraph, source: int, early: list[int], late: list[int], resting: bool) -> Travel:
-    """Keep everything: the backward starts from what the forward had; cuts of what rests are made again, for nothing."""
+    """Keep everything: the backward starts from what the forward had; what rests is cut again, for nothing."""
     cut = [node for node in late if resting and graph.dist_s[source, node] == 0.0]
     wanted = sorted({*early, *(node for node in late if node not in cut)})
     arcs = _arborescence(graph.dist, source, wanted, graph.way)
