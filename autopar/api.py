@@ -100,6 +100,9 @@ def plan(
     return make_plan(program, grid, options)
 
 
+_search = plan  # the parameter of parallelize hides the function
+
+
 def parallelize(
     model: torch.nn.Module,
     mesh: DeviceMesh | Mesh | Cluster | str | int | tuple[int, ...],
@@ -124,7 +127,8 @@ def parallelize(
 
     Args:
         model: the module; it is not changed, and not needed afterwards.
-        mesh: a ``DeviceMesh``, a ``Mesh``, a ``Cluster`` or its text (``"4x8 h100"``), a number of ranks or axis sizes.
+        mesh: a ``DeviceMesh``, a ``Mesh``, a number of ranks or axis sizes; or a ``Cluster`` or its text such as
+            ``"4x8 h100"``: with example inputs its shape, stages and micro-batches are searched, with a plan they are the plan's.
         example_inputs, example_kwargs: inputs to plan for, as in ``plan``; without them the first call is the example.
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is
@@ -139,6 +143,7 @@ def parallelize(
         OptionError, CaptureError, ConstraintError, InfeasibleError: each says what to do.
         An error on one rank is raised on every rank.
     """
+    from autopar.runtime.choose_mesh import choose_mesh
     from autopar.runtime.groups import connect
     from autopar.runtime.parallel_module import ParallelModule
 
@@ -165,4 +170,24 @@ def parallelize(
             example = check_examples(example_inputs, example_kwargs)
         if example is not None and not example[0] and not example[1]:
             raise OptionError("the example inputs are empty; give them, or leave them out to trace at the first call")
+    if isinstance(mesh, (str, Cluster)) and (plan is not None or example is not None):
+        groups, plan = choose_mesh(
+            groups,
+            plan,
+            lambda: _search(
+                model,
+                mesh,
+                *(example or ()),
+                loss=loss,
+                optimizer=optimizer,
+                memory=memory,
+                at_once=at_once,
+                constraints=constraints,
+                inputs=inputs,
+                outputs=outputs,
+                micro_batches=micro_batches,
+                schedule=schedule,
+                cuts=cuts,
+            ),
+        )
     return ParallelModule(model, groups, options, example=example, loss=loss, plan=plan)

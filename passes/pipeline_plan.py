@@ -46,6 +46,19 @@ def stage_mesh(mesh: Mesh) -> Mesh:
     return Mesh(tuple(mesh.sizes[i] for i in kept), tuple(mesh.names[i] for i in kept), mesh.device, links)
 
 
+def whole_mesh(plan: Plan) -> Mesh:
+    """Return the mesh of all ranks of a plan: that of a stage with the pipeline axis put in."""
+    inner, record = plan.mesh, plan.pipeline
+    if record is None or record.ranks == 1:
+        return inner
+    sizes, names = list(inner.sizes), list(inner.names)
+    if names == ["rank"] and sizes == [1]:
+        sizes, names = [], []
+    sizes.insert(record.axis, record.ranks)
+    names.insert(record.axis, record.name)
+    return Mesh(tuple(sizes), tuple(names), inner.device)
+
+
 def is_pipelined(mesh: Mesh, options: Options) -> bool:
     """Tell whether a step runs in micro-batches or stages."""
     return pipeline_axis(mesh) is not None or (options.micro_batches or 1) > 1

@@ -125,3 +125,15 @@ def skips(options: dict[str, Any]) -> dict[str, Any]:
         "refused": refused,
         "kept": list(own),
     }
+
+
+def on_cluster(name: str, text: str) -> dict[str, Any]:
+    """Train a model on the mesh that a search of a cluster finds."""
+    built = build(name)
+    model, args, kwargs = built
+    parallel = autopar.parallelize(model, text, args, kwargs)
+    again = autopar.parallelize(build(name)[0], text, args, kwargs, plan=parallel.plan)
+    assert again.plan.to_bytes() == parallel.plan.to_bytes()
+    losses = [loss for loss, _ in _train(parallel, built)]
+    expected = [loss for loss, _ in _train(build(name)[0], built)] if dist.get_rank() == 0 else []
+    return {"losses": losses, "expected": expected, "considered": parallel.plan.search.considered}

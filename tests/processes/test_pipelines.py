@@ -77,3 +77,10 @@ def test_a_model_without_a_loss(pool: Pools, options: dict[str, Any]) -> None:
     for result in pool(4 if "cuts" in options else 2).run(pipelines.skips, options):
         assert {what: error for what, error in result["errors"].items() if not error[0] < TOLERANCE} == {}
         assert "ran already" in result["refused"]
+
+
+def test_a_cluster_is_searched_and_run(pool: Pools) -> None:
+    """One call takes a model and a cluster; the plan that it finds runs, and applies again without a search."""
+    first = pool(2).run(pipelines.on_cluster, "gpt2", "1x2 cpu")[0]
+    assert first["considered"] > 1
+    assert first["losses"] == pytest.approx(first["expected"], rel=TOLERANCE)
