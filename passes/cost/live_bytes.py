@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import fx
-from torch.utils import _pytree as pytree
+from torch import Tensor, fx
 
-from ..insert_collectives import COLLECTIVES
 from ..local_program import LocalProgram
-from ..program import is_getitem
+from ..program import Input
 from .memory import parameter_bytes
-from .op_memory import Form, OpMemories
-from .storages import Account, LiveBytes, kernels_of
-
-_WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
+from .op_memory import Form
+from .storages import LiveBytes, kernels_of
+from .walk_graph import GraphWalk, Storage, numbers_of, own
 
 
 def live_bytes(local: LocalProgram, optimizer: str = "adamw") -> LiveBytes:
@@ -32,201 +27,61 @@ def live_bytes(local: LocalProgram, optimizer: str = "adamw") -> LiveBytes:
         local: the lowered program; any rank's, the first has the largest pieces.
         optimizer: whose state lies beside the parameters.
     """
-    return _Walk(local, optimizer).run()
+    walk = GraphWalk(kernels_of(local.mesh.device))
+    roles = [role for role in local.inputs if role.kind != "tangent"]
+    values = [node.meta["val"] for node in _placeholders(local.forward)]
+    resting = [resting_form(walk, role, value) for role, value in zip(roles, values, strict=True)]
+    states = optimizer_states(walk, roles, values, optimizer)
+    start = len(walk.account.events)
+    outputs, saved = _forward(walk, local, roles, resting)
+    gradients = [] if local.backward is None else _backward(walk, local.backward, saved)
+    found = walk.account.highest(start, walk.largest_gather_bytes)
+    del states, outputs, gradients  # the caller holds them until here
+    return found
 
 
-def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return for every node the values that its code lets go: those read there last, itself if nobody reads it."""
-    seen: set[fx.Node] = set()
-    out: dict[fx.Node, list[fx.Node]] = {}
-    for node in reversed(graph.nodes):
-        gone = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(gone)
-        if not node.users and node.op not in ("placeholder", "output"):
-            gone.append(node)
-        out[node] = gone if node.op != "output" else []
+def resting_form(walk: GraphWalk, role: Input, value: Tensor) -> Form:
+    """Return a parameter, buffer or input that lies there before a step."""
+    return walk.fresh(value, role.node, f"{role.kind}s")
+
+
+def optimizer_states(
+    walk: GraphWalk, roles: Sequence[Input], values: Sequence[Tensor], optimizer: str
+) -> list[Storage]:
+    """Return the optimizer's state of every trained parameter."""
+    out = []
+    for role, value in zip(roles, values, strict=True):
+        if role.kind == "parameter" and role.requires_grad:
+            shape, itemsize = tuple(value.shape), value.dtype.itemsize
+            nbytes = parameter_bytes(math.prod(shape), itemsize, True, optimizer, shape).optimizer
+            out.append(Storage(walk.account, nbytes, role.node, "optimizer"))
     return out
 
 
-class _Walk:
-    """The values that are alive, and the storages that they lie in."""
+def _forward(
+    walk: GraphWalk, local: LocalProgram, roles: Sequence[Input], resting: Sequence[Form]
+) -> tuple[list[Any], list[Any]]:
+    """Walk the forward as the executor runs it, on copies of the buffers that it updates; return outputs and saved."""
+    updated = {role.of for role in local.outputs if role.kind == "buffer"}
+    feeds = [walk.fresh(form.meta(), role.node) if role.node in updated else form for role, form in zip(roles, resting)]
+    results = walk.run(local.forward, list(feeds))
+    count = len(results) - local.num_saved
+    returned = [role.kind for role in local.outputs if role.kind != "gradient" and role.node is not None]
+    outputs = [form for form, kind in zip(results[:count], returned) if kind == "output"]
+    saved = results[count:]
+    walk.claim("saved", saved)
+    walk.claim("outputs", outputs)
+    return outputs, saved
 
-    def __init__(self, local: LocalProgram, optimizer: str) -> None:
-        self.local, self.optimizer = local, optimizer
-        self.memories = OpMemories(kernels_of(local.mesh.device))
-        self.account = Account()
-        self.holders: Counter[int] = Counter()
-        self.nbytes: dict[int, int] = {}
-        self.constants: dict[str, Form] = {}
-        self.largest_gather_bytes = 0
 
-    def run(self) -> LiveBytes:
-        """Walk the forward, then the backward, then hand over the gradients."""
-        local = self.local
-        roles = [role for role in local.inputs if role.kind != "tangent"]
-        updated = {role.of for role in local.outputs if role.kind == "buffer"}
-        feeds: list[Any] = []
-        clones: list[Form] = []
-        for role, node in zip(roles, _placeholders(local.forward)):
-            form = self.resident(node.meta["val"], f"{role.kind}s", role.node)
-            if role.node in updated:
-                form = self.fresh(form.shape, form.dtype, "temporaries", role.node)
-                self.hold(form)  # the executor keeps its copy of a buffer until the forward has run
-                clones.append(form)
-            feeds.append(form)
-            if role.kind == "parameter" and role.requires_grad:
-                self.account.add(-1 - len(feeds), self.state_bytes(form), role.node)
-                self.account.kinds[-1 - len(feeds)] = "optimizer"
-        start = len(self.account.events)
-        results = self.half(local.forward, feeds)
-        saved = results[len(results) - local.num_saved :]
-        outputs = results[: len(results) - local.num_saved]
-        returned = [role.kind for role in local.outputs if role.kind != "gradient" and role.node is not None]
-        self.claim("saved", saved)
-        self.claim("outputs", [form for form, kind in zip(outputs, returned) if kind == "output"])
-        self.drop(clones)
-        self.drop([form for form, kind in zip(outputs, returned) if kind == "buffer"])
-        if local.backward is not None:
-            tangents = _placeholders(local.backward)[local.num_saved :]
-            given = [self.fresh(t.meta["val"].shape, t.meta["val"].dtype, "temporaries", t.name) for t in tangents]
-            for form in given:
-                self.hold(form)
-            self.gradients(self.half(local.backward, [*saved, *given]), [*saved, *given])
-        return self.account.highest(start, self.largest_gather_bytes)
-
-    def state_bytes(self, form: Form) -> int:
-        numel = math.prod(form.shape)
-        return parameter_bytes(numel, form.dtype.itemsize, True, self.optimizer, form.shape).optimizer
-
-    def resident(self, value: torch.Tensor, kind: str, where: str) -> Form:
-        """Return a tensor that is there all the time."""
-        form = self.fresh(tuple(value.shape), value.dtype, kind, where)
-        self.hold(form)
-        return form
-
-    def fresh(self, shape: Sequence[int], dtype: torch.dtype, kind: str | None, where: str) -> Form:
-        """Return a new contiguous tensor, held once."""
-        meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
-        return Form(tuple(shape), meta.stride(), dtype, self.allocate(meta.nbytes, where, kind))
-
-    def allocate(self, nbytes: int, where: str, kind: str | None = None) -> int:
-        number = len(self.nbytes)
-        self.nbytes[number] = nbytes
-        self.account.add(number, nbytes, where)
-        self.holders[number] += 1
-        if kind is not None:
-            self.account.kinds[number] = kind
-        return number
-
-    def hold(self, form: Form) -> None:
-        self.holders[form.storage] += 1
-
-    def drop(self, value: Any) -> None:
-        """Let go of the tensors of a value; a storage that nobody holds is freed."""
-        for form in _forms(value):
-            self.holders[form.storage] -= 1
-            if not self.holders[form.storage]:
-                self.account.add(form.storage, -self.nbytes[form.storage], "")
-
-    def claim(self, kind: str, values: Sequence[Any]) -> None:
-        """Say what the storages of values are for, where nothing is said yet."""
-        for form in _forms(values):
-            self.account.kinds.setdefault(form.storage, kind)
-
-    def half(self, module: fx.GraphModule, feeds: Sequence[Any]) -> list[Any]:
-        """Walk one half; the feeds are let go at their last use, the results are held."""
-        env: dict[fx.Node, Any] = {}
-        stream = iter(feeds)
-        uses = last_uses(module.graph)
-        for node in module.graph.nodes:
-            if node.op == "output":
-                results = [fx.node.map_arg(end, env.__getitem__) for end in node.args[0]]
-                for form in _forms(results):
-                    self.hold(form)
-                for value in env.values():
-                    self.drop(value)
-                return results
-            env[node] = next(stream) if node.op == "placeholder" else self.value(module, node, env)
-            for gone in uses[node]:
-                self.drop(env.pop(gone))
-        raise AssertionError("the graph has no output")
-
-    def value(self, module: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-        """Return what a node computes, held once for each of its tensors."""
-        if node.op == "get_attr":
-            return self.constant(str(node.target), node)
-        given: Any = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-        args, kwargs = given
-        if is_getitem(node):
-            found = args[0][args[1]]
-        elif node.target is _WAIT:
-            found = args[0]
-        elif node.target in COLLECTIVES:
-            value = node.meta["val"]
-            if COLLECTIVES[node.target] == "all_gather":
-                self.largest_gather_bytes = max(self.largest_gather_bytes, value.nbytes)
-            return self.fresh(value.shape, value.dtype, None, node.name)
-        else:
-            return self.computed(node, args, dict(kwargs))
-        for form in _forms(found):
-            self.hold(form)
-        return found
-
-    def constant(self, target: str, node: fx.Node) -> Any:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            return None
-        if target not in self.constants:
-            self.constants[target] = self.resident(value, "buffers", node.name)
-        self.hold(self.constants[target])
-        return self.constants[target]
-
-    def computed(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        target: Any = node.target
-        found = self.memories.of(target, args, kwargs, node.meta.get("val"))
-        given = _forms((args, kwargs))
-        if found.workspace_bytes:
-            self.account.add(-1, found.workspace_bytes, node.name)
-        new: dict[int, int] = {}
-        forms: list[Form | None] = []
-        for result in found.results:
-            if result is None:
-                forms.append(None)
-                continue
-            if result.source >= 0:
-                storage = given[result.source].storage
-                self.holders[storage] += 1
-            elif result.fresh in new:
-                storage = new[result.fresh]
-                self.holders[storage] += 1
-            else:
-                storage = new[result.fresh] = self.allocate(result.nbytes, node.name)
-            forms.append(Form(result.shape, result.stride, result.dtype, storage))
-        if found.workspace_bytes:
-            self.account.add(-1, -found.workspace_bytes, "")
-        return forms[0] if found.single else tuple(forms)
-
-    def gradients(self, values: list[Any], given: Sequence[Any]) -> None:
-        """Hand over the gradients: contiguous, and none in the memory of another or of a tensor given before."""
-        taken = {form.storage for form in _forms(given)}
-        for value in values:
-            for form in _forms(value):
-                meta = form.meta()
-                owned = form
-                if form.storage in taken or not meta.is_contiguous():
-                    owned = self.fresh(form.shape, form.dtype, "gradients", "the gradients")
-                    self.drop(form)
-                taken.add(owned.storage)
-                self.account.kinds.setdefault(owned.storage, "gradients")
+def _backward(walk: GraphWalk, backward: fx.GraphModule, saved: list[Any]) -> list[Form | None]:
+    """Walk the backward; the saved tensors are let go at their last use; return the gradients."""
+    tangents = [walk.fresh(node.meta["val"], node.name) for node in _placeholders(backward)[len(saved) :]]
+    arguments = [*saved, *tangents]
+    taken = numbers_of(arguments)
+    saved.clear()
+    return own(walk, walk.run(backward, arguments), taken)
 
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "placeholder"]
-
-
-def _forms(value: Any) -> list[Form]:
-    return [leaf for leaf in pytree.tree_leaves(value, is_leaf=_is_form) if isinstance(leaf, Form)]
-
-
-def _is_form(leaf: Any) -> bool:
-    return isinstance(leaf, Form)

@@ -14,12 +14,12 @@ from .storages import Kernels, StorageLog
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor lies in memory, and in which storage."""
+    """How a tensor lies in memory, and in which storage: whatever stands for it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    storage: int
+    storage: Any
 
     def meta(self) -> torch.Tensor:
         """Return a tensor of this form without memory."""

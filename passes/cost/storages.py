@@ -62,12 +62,14 @@ class Account:
 
     Attributes:
         live_bytes, peak_bytes: now, and at most.
+        count: storages so far; the number of the last.
         kinds: number of a storage -> what it is for.
         events: ``(number, bytes, where)`` in order; negative bytes when it goes.
     """
 
     live_bytes: int = 0
     peak_bytes: int = 0
+    count: int = 0
     kinds: dict[int, str] = field(default_factory=dict)
     events: list[tuple[int, int, str]] = field(default_factory=list)
 
@@ -76,6 +78,14 @@ class Account:
         self.events.append((number, nbytes, where))
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def open(self, nbytes: int, where: str, kind: str | None = None) -> int:
+        """Write down that a new storage came, and return its number."""
+        self.count += 1
+        self.add(self.count, nbytes, where)
+        if kind is not None:
+            self.kinds[self.count] = kind
+        return self.count
 
     def now(self) -> dict[str, int]:
         """Return what is alive now, by what it is for."""
@@ -114,7 +124,6 @@ class StorageLog(TorchDispatchMode):
         self.account = Account()
         self._kernels, self._where = kernels, where
         self._numbers: dict[int, int] = {}
-        self._count = 0
 
     def hold(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """Count storages that exist already, or say what those are for that are counted; what was said first counts."""
@@ -146,10 +155,8 @@ class StorageLog(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._numbers:
-            self._count += 1
             nbytes = storage.nbytes()
-            self._numbers[key] = self._count
-            self.account.add(self._count, nbytes, where)
+            self._numbers[key] = self.account.open(nbytes, where)
             weakref.finalize(storage, self._free, key, nbytes).atexit = False
         return self._numbers[key]
 

@@ -14,7 +14,8 @@ from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
-from autopar.passes.cost.live_bytes import last_uses, live_bytes
+from autopar.passes.cost.live_bytes import live_bytes
+from autopar.passes.cost.walk_graph import last_uses
 from autopar.passes.lower import lower
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
