@@ -26,8 +26,6 @@ PIPELINE_AXIS = "pp"
 _PER_STAGE = 4
 """Micro-batches for each stage when nobody says how many: the bubble is then below a fifth."""
 
-_CHUNKS = {"interleaved_1f1b": 2, "zbv": 2}
-
 
 def pipeline_axis(mesh: Mesh) -> int | None:
     """Return the index of the pipeline axis of a mesh, or None."""
@@ -102,21 +100,20 @@ def make_pipeline_plan(
 ) -> Plan:
     """Return the plan of a program in micro-batches and stages.
 
-    The split inside the stages is solved for the whole program on the mesh of one stage; stages are then cut where the
-    options say, or of equal work.
+    The split inside the stages is solved for the whole program on the mesh of one stage; stages are cut where the
+    options say, or where the schedule takes least time (``choose_cuts``).
 
     Args:
         program: of the whole batch.
         mesh: the whole mesh; its axis ``pp``, if any, is the pipeline axis.
         cut: what ``cut_program`` makes of it, if that is at hand.
     """
-    from .balance_stages import balance_stages
+    from .choose_cuts import choose_cuts
     from .pipeline import make_plan  # whoever only runs a plan needs no solver
 
     record = choose_pipeline(program, mesh, options)
     cut = cut if cut is not None else cut_program(program, record, options.outputs)
-    chunks = _CHUNKS.get(record.schedule, 1)
-    cuts = record.cuts or balance_stages(cut, record.ranks * chunks)
+    cuts = record.cuts or choose_cuts(cut, mesh, record, options)
     assign_stages(cut, cuts)
     if (len(cuts) + 1) % record.ranks:
         raise OptionError(
