@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
 from functools import lru_cache
 from typing import Any
@@ -33,6 +34,9 @@ MEGATRON: dict[str, str] = {
     "layers.*.mlp.down_proj": "row",
 }
 """Constraints that force Megatron's split of a layer; the solver fills in the rest."""
+
+RESIDUAL = re.compile(r"^layers\.\d+$|norm$|o_proj$|down_proj$")
+"""Modules whose ops, products apart, Megatron without sequence parallelism computes whole on every rank."""
 
 GATE = {"layers.*.mlp.gate_proj": "column"}
 
@@ -92,6 +96,7 @@ def parts_of(
     fused: bool,
     link_name: str,
     narrow: str = "",
+    sequence: bool = True,
 ) -> tuple[Part, Part]:
     """Return one layer and the rest, on each of ``tp`` devices.
 
@@ -103,6 +108,7 @@ def parts_of(
         tp: tensor-parallel ranks.
         fused: chains of pointwise ops run as one kernel.
         link_name: the link between those ranks.
+        sequence: norms and residuals are split over those ranks too; else every rank computes all of them.
         narrow: the dtype of products inside layers where it is another one: 8 or 4 bits.
     """
     program, classes = captured(config, batch, dtype)
@@ -128,7 +134,8 @@ def parts_of(
         strategies = table.strategies(node)
         at = 0
         if tp > 1:
-            at = [choice_names(node.meta["rule"], row) for row in strategies.choices].index(choices[node.name])
+            wanted = choices[node.name] if sequence or not _residual(node) else ("replicate",)
+            at = [choice_names(node.meta["rule"], row) for row in strategies.choices].index(wanted)
         key = (_in_layer(node), node.meta["phase"])
         kind = _kind(node, config.vocab)
         seconds[(*key, kind)] += float(strategies.seconds[at])
@@ -142,12 +149,15 @@ def parts_of(
 
 
 def _sizes(program: Program, layouts: dict[str, str], tp: int) -> dict[bool, float]:
-    """Return the number of parameters of a rank, inside layers and outside."""
+    """Return the number of parameters of a rank, inside layers and outside; split products store split weights."""
     sizes: dict[bool, float] = defaultdict(float)
     for role in program.inputs:
         if role.kind == "parameter":
             numel = program.nodes()[role.node].meta["val"].numel()
-            sizes[role.name.startswith("layers.")] += numel / (tp if "S" in layouts.get(role.name, "R") else 1)
+            owner, _, kind = role.name.rpartition(".")
+            split = kind == "weight" and re.sub(r"\.\d+\.", ".*.", owner) in {**MEGATRON, **GATE}
+            split = split or "S" in layouts.get(role.name, "R")
+            sizes[role.name.startswith("layers.")] += numel / (tp if split else 1)
     return sizes
 
 
@@ -169,6 +179,11 @@ def _kind(node: fx.Node, vocab: int) -> str:
         return "attention"
     logits = any(vocab in operand.meta["val"].shape for operand in tensor_operands(node))
     return "loss" if logits and not node.meta.get("module") else "streams"
+
+
+def _residual(node: fx.Node) -> bool:
+    """Tell whether an op works on the stream of tokens between the split parts of layers."""
+    return node.target is not torch.ops.autopar.contract.default and bool(RESIDUAL.search(str(node.meta["module"])))
 
 
 def _in_layer(node: Any) -> bool:

@@ -55,12 +55,13 @@ def predict(run: Run, constants: Constants = CONSTANTS) -> dict[str, float]:
         run.fused_kernels,
         tensor_link(run),
         run.narrow,
+        run.sequence_parallel or run.tp == 1,
     )
     forward, backward = stage_seconds(run, constants, layer, rest)
-    bubble = (run.pp - 1) / run.chunks * (forward + backward)
+    bubble = _bubble_seconds(run, constants, layer, rest, forward + backward)
     compute = run.steps * (forward + backward) + bubble
     sends = _send_seconds(run, profile) * constants.send_exposed
-    exposed, hidden = _data_seconds(run, constants, layer, rest, forward, backward)
+    exposed, hidden = _data_seconds(run, constants, _data_moves(run, constants, layer, rest), forward, backward)
     update = _update_seconds(run, constants, _stage_parameters(run, layer, rest), profile)
     total = compute + sends + exposed + constants.contention * hidden + update
     return {
@@ -84,6 +85,17 @@ def stage_seconds(run: Run, constants: Constants, layer: Part, rest: Part) -> tu
         halves.append(max(seconds, launched))
     forward, backward = halves
     return forward, backward + count * _recomputed(run, times_of(run, constants, layer, False))
+
+
+def _bubble_seconds(run: Run, constants: Constants, layer: Part, rest: Part, fullest: float) -> float:
+    """Return the seconds in which a stage waits: the first micro-batch passes the others before the steady state."""
+    if run.pp == 1:
+        return 0.0
+    alone = dataclasses.replace(run, layers=1, pp=1)
+    one = sum(stage_seconds(alone, constants, layer, rest))
+    two = sum(stage_seconds(dataclasses.replace(alone, layers=2), constants, layer, rest))
+    whole = one + (two - one) * (run.layers - 1)
+    return max(0.0, whole - fullest) / run.chunks
 
 
 def _recomputed(run: Run, forward: Times) -> float:
@@ -120,7 +132,12 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
 
 
 def _traffic(run: Run, constants: Constants) -> float:
-    times = 1.0 if run.fused_kernels else constants.eager if run.lean else constants.eager_old
+    if run.fused_kernels:
+        times = 1.0
+    elif run.lean:
+        times = constants.eager_fine if run.model.rms_norm else constants.eager
+    else:
+        times = constants.eager_old
     return times * (constants.autocast if run.mixed and not run.lean else 1.0)
 
 
@@ -221,24 +238,29 @@ def _send_seconds(run: Run, profile: Device) -> float:
 
 
 def _data_seconds(
-    run: Run, constants: Constants, layer: Part, rest: Part, forward: float, backward: float
+    run: Run, constants: Constants, moves: tuple[float, float], forward: float, backward: float
 ) -> tuple[float, float]:
-    """Return the exposed and the hidden seconds of what travels over the data axis in a step."""
-    if run.dp * run.cp == 1:
-        return 0.0, 0.0
-    gathers, reductions = _data_moves(run, constants, layer, rest)
+    """Return the exposed and the hidden seconds of what travels over the data axis in a step.
+
+    The last micro-batches of interleaved chunks lie a round of the stages apart, and each chunk's gradients travel
+    during those of the next.
+    """
+    gathers, reductions = moves
+    hides = 1.0 if run.overlaps else 0.0
     if run.zero == 3:
-        pairs = [(forward, gathers), (backward, gathers + reductions)]
+        pairs = [(hides * forward, gathers), (hides * backward, gathers + reductions)]
         exposed = run.steps * sum(max(0.0, move - work) for work, move in pairs)
         return exposed, run.steps * sum(min(move, work) for work, move in pairs)
-    behind = constants.hide_share * backward if run.overlaps else 0.0
-    ahead = forward if run.overlaps else 0.0
-    pairs = [(behind, reductions), (ahead, gathers)]
+    rounds = min(run.pp, run.steps) if run.chunks > 1 else 1
+    behind = constants.hide_share * hides * backward * rounds
+    pairs = [(behind, reductions), (hides * forward * rounds, gathers)]
     return sum(max(0.0, move - work) for work, move in pairs), sum(min(move, work) for work, move in pairs)
 
 
 def _data_moves(run: Run, constants: Constants, layer: Part, rest: Part) -> tuple[float, float]:
     """Return the seconds of gathering all parameters once and of reducing all gradients once over the data axis."""
+    if run.dp * run.cp == 1:
+        return 0.0, 0.0
     at, profile, ranks = data_link(run), device(run.device), run.dp * run.cp
     pieces = [layer.parameters] * -(-run.layers // run.pp) + [rest.parameters]
     if run.zero == 0:
@@ -254,6 +276,6 @@ def _update_seconds(run: Run, constants: Constants, parameters: float, profile: 
     """Return the seconds of the optimizer and of accumulating gradients."""
     share = parameters / (run.dp * run.cp if run.zero else 1)
     update = constants.adam_bytes * share
-    if run.steps > 1 or run.zero < 3:
-        update += run.steps * constants.accumulate_bytes * parameters
+    if run.steps > 1:
+        update += run.steps * constants.accumulate_bytes[run.fused_accumulation] * parameters
     return update / profile.stream_bytes_per_s

@@ -45,6 +45,9 @@ VOCAB = {"bert": 30528, "gpt": 50304, "llama": 32000}
 ROOM = 0.95
 """The part of a device's memory that a run can use: the rest is the driver's, or lies between allocations."""
 
+BUFFERS = 1.5e9
+"""Bytes of the libraries' context and of the collectives' buffers."""
+
 SURELY = 1.5
 """A row that does not speak of recomputation did it when the activations need more than so many times the memory."""
 
@@ -73,6 +76,8 @@ class Run:
         overlaps: gradients (and gathers) travel while the backward goes on.
         overlaps_tensors: so do tensor-parallel transfers.
         early_gathers: ZeRO-3 gathers tensor after tensor.
+        sequence_parallel: norms and residuals are split over tensor-parallel ranks.
+        fused_accumulation: products add to the sum of gradients themselves.
         reduced_bytes: of an element of a gradient when it is reduced.
         network_bits_per_s: of a node, one way; 0 when the row does not say.
         seconds: measured, a step.
@@ -105,6 +110,8 @@ class Run:
     overlaps: bool
     overlaps_tensors: bool
     early_gathers: bool
+    sequence_parallel: bool
+    fused_accumulation: bool
     reduced_bytes: float
     network_bits_per_s: float
     seconds: float
@@ -156,6 +163,8 @@ def read_run(row: Mapping[str, Any]) -> Run:
         overlaps=software.overlaps(row),
         overlaps_tensors=software.overlaps_tensors(row),
         early_gathers=software.early_gathers(row),
+        sequence_parallel=software.sequence_parallel(row),
+        fused_accumulation=software.fused_accumulation(row),
         reduced_bytes=software.reduced_bytes(row, dtype),
         network_bits_per_s=float(row.get("inter_gbps_per_node") or 0) * 1e9,
         seconds=step_seconds(row, micro * steps * dp),
@@ -202,8 +211,9 @@ def required_bytes(run: Run) -> float:
     """Return the bytes of a rank: parameters, gradients, Adam's state, activations, the loss, gathered layers.
 
     Activations are counted as in Korthikanti et al., arXiv:2205.05198, section 4: 34 bytes a token and channel (half
-    as many again under autocast with norms in float32, 20 when operands are saved in 8 bits), 5 a score when attention is not fused, 2 a layer when all is
-    recomputed. Of the loss, ten bytes a logit, four in one kernel; of gathered parameters, two layers.
+    as many again under autocast with norms in float32, 20 when operands are saved in 8 bits), 5 a score when attention
+    is not fused, 2 a layer when all is recomputed. Of the loss, ten bytes a logit, four in one kernel. Of what ZeRO-3
+    gathers, two layers, the gradient of one with its copy in the dtype of the reduction, and the embedding.
     """
     model = run.model
     stage = -(-run.layers // run.pp)
@@ -217,8 +227,11 @@ def required_bytes(run: Run) -> float:
     in_flight = min(run.steps, run.pp) * (1.0 + (run.pp - 1) / (run.pp * run.chunks) if run.chunks > 1 else 1.0)
     kept = layer + 2.0 * stage * in_flight if run.recompute == "full" else layer * stage * in_flight
     logits = (4.0 if run.lean else 10.0) * tokens * model.vocab * (1.0 if model.causal else 5 / 32)
-    gathered = 4.0 * _layer_weights(model) if run.zero == 3 else 0.0
-    return per_parameter * parameters + (tokens * model.hidden * kept + logits) / run.tp + gathered
+    gathered = 0.0
+    if run.zero == 3:
+        copies = 2.0 + (4.0 if run.reduced_bytes > 2 else 0.0)
+        gathered = (4.0 + copies) * _layer_weights(model) + (2.0 + copies) * model.vocab * model.hidden
+    return per_parameter * parameters + (tokens * model.hidden * kept + logits) / run.tp + gathered + BUFFERS
 
 
 def _layer_weights(model: TransformerConfig) -> int:

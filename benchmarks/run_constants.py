@@ -36,7 +36,8 @@ class Constants:
             heat lower the clock.
         attention: part of the achievable rate of matrix products that attention reaches, by kernel, generation of the
             device and whether heads have more than 64 channels.
-        eager: memory traffic of frameworks that run op by op, in that of the captured graph.
+        eager_fine, eager, eager_old: memory traffic of frameworks that run op by op, in that of the captured graph:
+            where its norms and rotations are many small ops, where they are one, and before PyTorch 2.0.
         autocast: memory traffic under autocast in that of 16 bits, while norms and casts run in float32.
         loss_bytes: moved for each logit by a loss of single kernels and by one that runs as one kernel.
         score_bytes: moved for each attention score that passes through memory, forward and backward: product, scale
@@ -45,7 +46,8 @@ class Constants:
         cast_times: times that operands of such products are read, in 16 bits, to be cast and transposed.
         adam_bytes: moved for each element of a rank's share: moments, master copy and gradient read, all but the last
             written.
-        accumulate_bytes: moved to add an element of a gradient to the float32 sum.
+        accumulate_bytes: moved to add an element of a gradient to the float32 sum, by a kernel of its own or by the
+            product that makes it, which hides most of it.
         host_s: what the host needs to launch an op without a graph.
         contention: part of a hidden transfer's time by which it slows what hides it.
         hide_share: part of the backward behind which gradients can hide: the first bucket must be full.
@@ -58,6 +60,7 @@ class Constants:
         default_factory=lambda: {"volta": 0.95, "ampere": 0.9, "hopper": 0.91, "blackwell": 0.93, "cdna": 0.9}
     )
     attention: dict[tuple[str, str, bool], float] = field(default_factory=_shares)
+    eager_fine: float = 1.0
     eager: float = 1.5
     eager_old: float = 2.2
     autocast: float = 1.5
@@ -66,7 +69,7 @@ class Constants:
     narrow: float = 1.0
     cast_times: float = 0.97
     adam_bytes: float = 30.0
-    accumulate_bytes: float = 10.0
+    accumulate_bytes: tuple[float, float] = (10.0, 3.0)
     host_s: float = 8e-6
     contention: float = 0.32
     hide_share: float = 0.85

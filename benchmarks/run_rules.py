@@ -12,6 +12,7 @@ Row = Mapping[str, Any]
 NEEDED = ("layers", "hidden", "heads", "seq_len", "n_gpus", "gbs")
 COUNTS = (*NEEDED, "kv_heads", "head_dim", "ffn", "vocab", "mbs", "grad_accum", "tp", "pp", "cp", "dp", "vpp")
 TIMES = ("iter_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu")
+OTHER_FAMILIES = re.compile(r"t5\b|resnet|\bvit\b|diffusion|mamba|hybrid|nemotron-?h|\bunet")
 ENCODER_SEQUENCE = 128
 """Up to this length batches of pairs of sentences are taken to be full."""
 
@@ -49,15 +50,13 @@ def check_scope(row: Row) -> None:
         (row.get("n_experts"), "mixture of experts"),
         (not _no(row.get("offload")), "offloads to the host"),
         (re.search(r"\blora\b|qlora", f"{text} {source}"), "trains adapters only"),
-        (
-            re.search(r"t5\b|resnet|\bvit\b|diffusion|mamba|hybrid|nemotron-?h|\bunet", name),
-            "no plain decoder or encoder",
-        ),
+        (OTHER_FAMILIES.search(name), "no plain decoder or encoder"),
         (re.search(r"\bmla\b|linear|sliding|window|local", str(row.get("attention") or "").lower()), "other attention"),
         (re.search("unpadded|packed|variable length|binning", text), "sequences are shorter than it says"),
         (_encoder(row) and not _padded(row, text), "an encoder's sequences, without a word on their padding"),
         ("modified per run" in str(row.get("framework", "")), "its code was changed from run to run"),
         (re.search("power.limited|capped", text), "device limited below its data sheet"),
+        (re.search("variance up to|shared machine", text), "its authors warn that repeats differ"),
         (re.search(r"\bci\b", source), "a correctness run whose time is not tuned"),
         ("gpu" in guessed, "its device is a guess"),
         (any(not row.get(key) for key in NEEDED), "lacks layers, hidden, heads, seq_len, n_gpus or gbs"),
@@ -121,7 +120,7 @@ def micro_batches(row: Row, replicas: int) -> tuple[int, int]:
     Raises:
         SkippedError: sizes contradict each other, or pipelined rows state none.
     """
-    total, micro, steps = row["gbs"], row.get("mbs"), row.get("grad_accum")
+    total, micro, steps = float(row["gbs"]), float(row.get("mbs") or 0), float(row.get("grad_accum") or 0)
     share = total / replicas
     if not micro and not steps:
         if (row.get("pp") or 1) > 1:

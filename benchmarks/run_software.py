@@ -26,6 +26,9 @@ FUSING = re.compile("megatron|nemo|bridge|transformer.?engine|deepspeed|apex|alp
 COMPILED = re.compile("alpa|xla|jax|parax")
 """Frameworks on XLA, which overlaps transfers since its latency-hiding scheduler of 2023, and by default recomputes."""
 
+RECOMPUTING = re.compile("maxtext|pax|deepspeed.*megatron|megatron.*deepspeed")
+"""Frameworks that recompute all unless told: MaxText's and Praxis' default, and DeepSpeed's scripts for Megatron."""
+
 TENSOR_OVERLAP = re.compile("nemo|bridge")
 """Frameworks that overlap tensor-parallel transfers with products, since Transformer Engine 0.10 of July 2023."""
 
@@ -58,6 +61,8 @@ def fused_kernels(row: Row) -> bool:
     framework = framework_of(row)
     if re.search(r"\beager\b", str(row.get("notes") or "").lower()):
         return False
+    if re.search("fused rms.?norm", str(row.get("notes") or "").lower()):
+        return True
     if row.get("compile") is not None and "megatron" not in framework:
         return bool(row["compile"])
     if "megatron" in framework and date_of(row) < "2020-06":
@@ -100,7 +105,7 @@ def recomputation(row: Row) -> str:
     """Return ``none``, ``attention``, ``streams`` (norms and activations), ``ops``, ``half`` or ``full``."""
     text = str(row.get("recompute") or "").lower()
     if not text:
-        return "full" if re.search("maxtext|pax", framework_of(row)) else "none"
+        return "full" if RECOMPUTING.search(framework_of(row)) else "none"
     if text.startswith("none") or text == "false":
         return "none"
     if text.startswith("full") or "policy=full" in text or text == "true":
@@ -124,6 +129,19 @@ def overlaps_tensors(row: Row) -> bool:
     if stated is not None:
         return bool(stated)
     return bool(TENSOR_OVERLAP.search(framework_of(row))) and date_of(row) >= "2023-07"
+
+
+def fused_accumulation(row: Row) -> bool:
+    """Tell whether products add to the sum of gradients themselves, as Megatron's do since 2022."""
+    return bool(re.search("megatron|nemo|bridge", framework_of(row))) and date_of(row) >= "2022"
+
+
+def sequence_parallel(row: Row) -> bool:
+    """Tell whether norms and residuals are split over tensor-parallel ranks; usual since Megatron's of June 2022."""
+    stated = row.get("sequence_parallel")
+    if stated is not None:
+        return bool(stated)
+    return date_of(row) >= "2022-06" and bool(re.search("megatron|nemo|bridge|torchtitan", framework_of(row)))
 
 
 def early_gathers(row: Row) -> bool:

@@ -123,9 +123,8 @@ def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Produ
     """
     if not rule.flops or len(rule.results) != 1 or len(rule.operands) not in (2, 3):
         return None
-    first, second = ({name for name in dims if name is not None} for dims in rule.operands[-2:])
-    if len(rule.operands) == 3 and len(rule.operands[2]) == 1:
-        first, second = ({name for name in dims if name is not None} for dims in rule.operands[:2])
+    pair = rule.operands[:2] if len(rule.operands) == 3 and len(rule.operands[2]) == 1 else rule.operands[-2:]
+    first, second = ({name for name in dims if name is not None} for dims in pair)
     result = {name for name in rule.results[0] if name is not None}
     if not result <= first | second or not first & second - result:
         return None
@@ -138,7 +137,8 @@ def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Produ
         return total
 
     shared = first & second
-    return Product(batch=size(shared & result), m=size(first - second), n=size(second - first), k=size(shared - result))
+    rows = size({name for name in pair[0][-1:] if name}), size({name for name in pair[1][-1:] if name})
+    return Product(size(shared & result), size(first - second), size(second - first), size(shared - result), rows)
 
 
 Shapes = Sequence[Sequence[int]]

@@ -35,17 +35,23 @@ DEPTH_STEP = 32
 START_DEPTH = 150.0
 START_S = 2e-6
 MISALIGNED: dict[int, float] = {8: 1.0, 4: 1.14, 2: 1.14, 1: 2.66}
-"""Largest power of two (at most 8) that divides ``n`` and ``k`` -> how much longer a 16 bit product takes."""
+"""Largest power of two (at most 8) that divides the rows of both operands in memory -> how much longer a 16 bit product
+takes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The local sizes of a batch of products, one entry a strategy."""
+    """The local sizes of a batch of products, one entry a strategy.
+
+    Attributes:
+        rows: lengths of the operands' last dims, which lie together in memory; ``(k, n)`` for plain ones.
+    """
 
     batch: Numbers
     m: Numbers
     n: Numbers
     k: Numbers
+    rows: tuple[Numbers, Numbers] | None = None
 
     @property
     def flops(self) -> Numbers:
@@ -76,12 +82,12 @@ def product_seconds(product: Product, bytes_moved: Numbers, dtype: str, device: 
     if device.num_units == 1:
         best = product.flops * (1.0 + START_DEPTH / 4 / product.k) / device.flops_per_s(dtype)
     elif dtype in ("float16", "bfloat16"):
-        best = best * _misalignment(product.n, product.k)
+        best = best * _misalignment(*(product.rows or (product.n, product.k)))
     return np.maximum(best, device.stream_seconds(bytes_moved)) + START_S  # type: ignore[no-any-return]
 
 
-def _misalignment(n: Numbers, k: Numbers) -> Numbers:
-    out = np.full(np.shape(n), MISALIGNED[1])
+def _misalignment(first: Numbers, second: Numbers) -> Numbers:
+    out = np.full(np.shape(first), MISALIGNED[1])
     for power in (2, 4, 8):
-        out = np.where((n % power == 0) & (k % power == 0), MISALIGNED[power], out)
+        out = np.where((first % power == 0) & (second % power == 0), MISALIGNED[power], out)
     return out

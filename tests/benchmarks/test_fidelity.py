@@ -12,6 +12,7 @@ import pytest
 from benchmarks.fidelity import DATA, compare, ranks, read_rows, spearman
 from benchmarks.predict_run import predict
 from benchmarks.published_runs import read_run
+from benchmarks.run_constants import CONSTANTS
 
 from .test_published_runs import ROW
 
@@ -88,6 +89,20 @@ def test_published_rows_are_there():
     assert len(rows) == 3195
     assert all(row["source_id"] and row["source_url"] for row in rows)
     assert gzip.decompress(DATA.read_bytes())
+
+
+def test_norms_on_every_rank(run):
+    """Without sequence parallelism every tensor-parallel rank computes all norms and residuals."""
+    instant = replace(CONSTANTS, host_s=0.0)
+    whole, split = (predict(replace(run, sequence_parallel=on), instant) for on in (False, True))
+    assert whole["compute"] > split["compute"]
+
+
+def test_8_bits_are_faster_than_16():
+    """Products of 8 bits take less, and their casts take some of it back."""
+    large = {**SMALL, "hidden": 4096, "heads": 32, "seq_len": 2048, "gpu_device": "H100-SXM-80GB", "tp": 1}
+    wide, narrow = (predict(read_run({**large, "dtype": dtype})) for dtype in ("bf16", "fp8"))
+    assert 0.5 * wide["compute"] < narrow["compute"] < 0.95 * wide["compute"]
 
 
 def test_stages_cost_a_bubble(run):

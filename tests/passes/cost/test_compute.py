@@ -42,6 +42,14 @@ def test_products_by_their_letters(operands, result, expected):
     assert tuple(float(x[0]) for x in (made.batch, made.m, made.n, made.k)) == expected
 
 
+def test_rows_of_operands_in_memory():
+    """The last dim of each operand is what lies together: of a weight's gradient both features, never the tokens."""
+    forward = product_of(rule(("abk", "nk"), ["abn"]), lengths(a=1, b=3, k=5, n=7))
+    assert [float(x[0]) for x in forward.rows] == [5, 5]
+    gradient = product_of(rule(("abn", "abk"), ["nk"]), lengths(a=1, b=3, k=5, n=7))
+    assert [float(x[0]) for x in gradient.rows] == [7, 5]
+
+
 def test_other_ops_are_no_products():
     """Neither a sum of two tensors nor an op with many results is a product."""
     assert product_of(rule(("ab", "ab"), ["ab"], flops=0.0), lengths(a=1, b=1)) is None

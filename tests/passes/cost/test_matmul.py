@@ -61,6 +61,15 @@ def test_odd_sizes_are_slower():
     assert seconds(8192, 50257, 768) > seconds(8192, 50304, 768)
 
 
+def test_odd_counts_of_tokens_are_not():
+    """What counts is the operands' rows in memory: a contracted dim that is no row may have any size."""
+    sizes = [np.array([x]) for x in (1.0, 4096.0, 4096.0, 4097.0)]
+    moved = np.array([0.0])
+    plain = product_seconds(Product(*sizes), moved, "bfloat16", device("h100"))
+    tokens = product_seconds(Product(*sizes, (sizes[1], sizes[2])), moved, "bfloat16", device("h100"))
+    assert float(plain[0]) > 2 * float(tokens[0])
+
+
 def test_one_unit_has_no_waves():
     """On a CPU the price is proportional to the flops."""
     assert seconds(1024, 1024, 4096, "cpu", dtype="float32") == pytest.approx(
