@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 
 def _shares() -> dict[tuple[str, str, bool], float]:
     return {
-        ("unfused", "", False): 0.59,
-        ("first", "ampere", False): 0.39,
-        ("first", "ampere", True): 0.34,
-        ("first", "hopper", False): 0.21,
-        ("first", "hopper", True): 0.24,
+        ("unfused", "", False): 0.57,
+        ("first", "ampere", False): 0.38,
+        ("first", "ampere", True): 0.35,
+        ("first", "hopper", False): 0.215,
+        ("first", "hopper", True): 0.245,
         ("second", "ampere", False): 0.62,
         ("second", "ampere", True): 0.7,
         ("second", "hopper", False): 0.4,
         ("second", "hopper", True): 0.33,
         ("second", "cdna", False): 0.4,
-        ("second", "cdna", True): 0.45,
+        ("second", "cdna", True): 0.44,
         ("tuned", "hopper", False): 0.7,
-        ("tuned", "hopper", True): 0.85,
+        ("tuned", "hopper", True): 0.8,
         ("second", "blackwell", False): 0.3,
         ("second", "blackwell", True): 0.4,
         ("tuned", "blackwell", False): 0.6,
-        ("tuned", "blackwell", True): 0.64,
+        ("tuned", "blackwell", True): 0.59,
     }
 
 
@@ -57,25 +57,25 @@ class Constants:
     """
 
     sustained: dict[str, float] = field(
-        default_factory=lambda: {"volta": 0.95, "ampere": 0.9, "hopper": 0.91, "blackwell": 0.93, "cdna": 0.9}
+        default_factory=lambda: {"volta": 0.95, "ampere": 0.91, "hopper": 0.88, "blackwell": 0.9, "cdna": 0.51}
     )
     attention: dict[tuple[str, str, bool], float] = field(default_factory=_shares)
     eager_fine: float = 1.0
-    eager: float = 1.5
-    eager_old: float = 2.2
+    eager: float = 1.55
+    eager_old: float = 2.3
     autocast: float = 1.5
-    loss_bytes: tuple[float, float] = (84.0, 10.0)
+    loss_bytes: tuple[float, float] = (85.0, 10.0)
     score_bytes: tuple[float, float] = (11.0, 17.0)
     narrow: float = 1.0
-    cast_times: float = 0.97
+    cast_times: float = 1.0
     adam_bytes: float = 30.0
     accumulate_bytes: tuple[float, float] = (10.0, 3.0)
     host_s: float = 8e-6
-    contention: float = 0.32
+    contention: float = 0.34
     hide_share: float = 0.85
-    tensor_hidden: float = 0.78
+    tensor_hidden: float = 0.7
     early_gather: float = 0.75
-    send_exposed: float = 0.46
+    send_exposed: float = 0.45
 
     def attention_share(self, kernel: str, generation: str, wide: bool) -> float:
         """Return the share of a kernel; one that nothing was measured of counts as FlashAttention-2 there."""

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.fidelity import DATA, compare, ranks, read_rows, spearman
 from benchmarks.predict_run import predict
 from benchmarks.published_runs import read_run
-from benchmarks.run_constants import CONSTANTS
 
 from .test_published_runs import ROW
 
@@ -91,11 +90,12 @@ def test_published_rows_are_there():
     assert gzip.decompress(DATA.read_bytes())
 
 
-def test_norms_on_every_rank(run):
+def test_norms_on_every_rank():
     """Without sequence parallelism every tensor-parallel rank computes all norms and residuals."""
-    instant = replace(CONSTANTS, host_s=0.0)
-    whole, split = (predict(replace(run, sequence_parallel=on), instant) for on in (False, True))
-    assert whole["compute"] > split["compute"]
+    large = {**SMALL, "hidden": 2048, "heads": 16, "seq_len": 2048, "mbs": 8, "gbs": 64, "iter_s": 1.0}
+    large = {**large, "tokens_per_s": None}
+    whole, split = (predict(read_run({**large, "sequence_parallel": on})) for on in (False, True))
+    assert split["compute"] < whole["compute"] < 2 * split["compute"]
 
 
 def test_8_bits_are_faster_than_16():
@@ -112,7 +112,7 @@ def test_stages_cost_a_bubble(run):
     four = predict(replace(many, pp=4, num_devices=run.num_devices * 4))
     chunked = predict(replace(many, pp=4, num_devices=run.num_devices * 4, chunks=2))
     assert one["bubble"] == 0.0
-    assert four["bubble"] == pytest.approx(3 / 4 * (four["compute"] - four["bubble"]))
+    assert 0.4 < four["bubble"] / (four["compute"] - four["bubble"]) <= 3 / 4
     assert chunked["bubble"] == pytest.approx(four["bubble"] / 2)
     assert one["seconds"] / 4 < four["seconds"] < one["seconds"] * 1.1
 
