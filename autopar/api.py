@@ -60,7 +60,8 @@ def plan(
             full, but beside a loss where they lie and not differentiated. With micro-batches or stages ``"auto"``
             leaves the outputs beside a loss out: None stands in their place.
         micro_batches: cut the batch (dim 0 of the inputs) into this many parts, which run one after the other; the
-            result is that of the whole batch. By default 1, or four a stage where the mesh has an axis ``pp``.
+            result is that of the whole batch. By default as few as fit ``memory``, or four a stage where the mesh has
+            an axis ``pp``.
         schedule: order of the stages' work: ``"gpipe"``, ``"1f1b"``, ``"interleaved_1f1b"``, ``"zero_bubble"`` or
             ``"zbv"``.
         cuts: where each stage but the first starts: paths of modules; by default stages have equal work.
@@ -70,8 +71,7 @@ def plan(
     Raises:
         MeshError, OptionError, CaptureError, ConstraintError, InfeasibleError: each says what to do.
     """
-    from autopar.passes.pipeline import make_plan
-    from autopar.passes.pipeline_plan import is_pipelined, make_pipeline_plan, stage_mesh
+    from autopar.passes.pipeline_plan import plan_program, stage_mesh
     from autopar.passes.plan_cluster import plan_cluster
     from autopar.runtime.shadow import Source
     from autopar.runtime.signature import take_apart
@@ -95,9 +95,7 @@ def plan(
     program = source.capture(take_apart(model, args, named, device=None), stage_mesh(grid), inputs, outputs)
     if isinstance(cluster, Cluster):
         return plan_cluster(program, cluster.hardware, options, grid)
-    if is_pipelined(grid, options):
-        return make_pipeline_plan(program, grid, options)
-    return make_plan(program, grid, options)
+    return plan_program(program, grid, options)
 
 
 _search = plan  # the parameter of parallelize hides the function
@@ -128,7 +126,8 @@ def parallelize(
     Args:
         model: the module; it is not changed, and not needed afterwards.
         mesh: a ``DeviceMesh``, a ``Mesh``, a number of ranks or axis sizes; or a ``Cluster`` or its text such as
-            ``"4x8 h100"``: with example inputs its shape, stages and micro-batches are searched, with a plan they are the plan's.
+            ``"4x8 h100"``: with example inputs its shape, stages and micro-batches are searched; with a plan they are
+            those of the plan.
         example_inputs, example_kwargs: inputs to plan for, as in ``plan``; without them the first call is the example.
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is

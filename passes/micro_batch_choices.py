@@ -20,7 +20,7 @@ from .rules.rule import Choice, Rule
 AXIS = "micro_batch"
 """The name of the axis in time."""
 
-_SLICE, _WHOLE, _COMPLETE, _JOIN, _WAIT, _NEVER = 1, 10, 100, 10_000, 10**6, 10**9
+_SLICE, _WHOLE, _COMPLETE, _JOIN, _WAIT, _NEVER = 1, 10, 100, 10_000, 1_000, 10**9
 
 
 def choose_micro_batches(program: Program, count: int) -> dict[str, Choice]:

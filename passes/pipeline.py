@@ -19,10 +19,17 @@ from .program import Program
 from .solve.decide import decide
 from .solve.layout_graph import Prices
 from .solve.problem import build_problem
+from .solve.repeat_loops import repeat_loops
 
 
 def make_plan(
-    program: Program, mesh: Mesh, options: Options | None = None, *, folded: bool = True, reduced: bool = True
+    program: Program,
+    mesh: Mesh,
+    options: Options | None = None,
+    *,
+    folded: bool = True,
+    reduced: bool = True,
+    loops: bool = False,
 ) -> Plan:
     """Return the optimal plan of a program on a mesh. Deterministic: the same question gives the same bytes.
 
@@ -32,6 +39,7 @@ def make_plan(
         options: budget, constraints, optimizer, inputs and outputs.
         folded: repeated blocks share their decisions.
         reduced: dominated strategies are left out before the solver sees them; never changes the optimum.
+        loops: count the seconds of a program of a micro-batch for all micro-batches, instead of for one.
 
     Raises:
         InfeasibleError: no plan fits the memory budget; it names the least one that has a plan.
@@ -53,6 +61,7 @@ def make_plan(
     problem = build_problem(
         program, prices, options, folding, constraints=constraints, drop_dominated=reduced, repeated=repeated
     )
+    problem = repeat_loops(problem, program) if loops else problem
 
     def solve(budget: int | None) -> Plan:
         decided = decide(replace(problem, budget=budget), dominate=reduced)

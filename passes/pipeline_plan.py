@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from torch import fx
 
-from autopar.errors import MeshError, OptionError, PlanError
+from autopar.errors import InfeasibleError, MeshError, OptionError, PlanError
 from autopar.mesh import Coordinate, Mesh
 from autopar.placement import parse_layout
 from autopar.plans import Options, PipelineRecord, Plan
@@ -124,8 +124,51 @@ def make_pipeline_plan(
     schedule_of(record)
     budget = None if options.memory is None else options.memory * record.ranks
     inside = msgspec.structs.replace(options, memory=budget)
-    plan = make_plan(cut, stage_mesh(mesh), inside, folded=folded)
+    plan = make_plan(cut, stage_mesh(mesh), inside, folded=folded, loops=True)
     return msgspec.structs.replace(plan, pipeline=record, options=options)
+
+
+def plan_program(program: Program, mesh: Mesh, options: Options) -> Plan:
+    """Return the plan of a program of the whole batch: at once, or in micro-batches and stages.
+
+    Where nobody says how many micro-batches, and the memory does not hold the whole batch at once, there are as few as
+    fit.
+
+    Raises:
+        InfeasibleError: no plan fits the memory, however small the micro-batches.
+    """
+    from .pipeline import make_plan
+
+    if is_pipelined(mesh, options):
+        return make_pipeline_plan(program, mesh, options)
+    try:
+        return make_plan(program, mesh, options)
+    except InfeasibleError as error:
+        plan = _in_parts(program, mesh, options)
+        if plan is None:
+            raise error from None
+        return plan
+
+
+def _in_parts(program: Program, mesh: Mesh, options: Options) -> Plan | None:
+    """Return the plan of the fewest micro-batches that fit the memory; None where none do or are asked for."""
+    if options.micro_batches is not None or not any(role.kind == "tangent" for role in program.inputs):
+        return None
+    plan = None
+    try:
+        batch = batch_size(program, 1)
+        counts = [count for count in range(2, batch + 1) if batch % count == 0]
+        while counts:
+            middle = len(counts) - 1 if plan is None else len(counts) // 2
+            asked = msgspec.structs.replace(options, micro_batches=counts[middle])
+            try:
+                plan = msgspec.structs.replace(make_pipeline_plan(program, mesh, asked), options=options)
+                counts = counts[:middle]
+            except InfeasibleError:
+                counts = [] if plan is None else counts[middle + 1 :]
+    except OptionError:
+        return plan
+    return plan
 
 
 def schedule_of(record: PipelineRecord, *, forward_only: bool = False) -> Schedule:

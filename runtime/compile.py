@@ -9,16 +9,14 @@ import torch
 
 from autopar.errors import PlanError
 from autopar.passes.pipeline_plan import (
-    choose_pipeline,
     cut_program,
-    is_pipelined,
-    make_pipeline_plan,
     pipeline_axis,
+    plan_program,
     stage_mesh,
     stage_pieces,
 )
 from autopar.passes.program import Program
-from autopar.plans import Options, PipelineRecord, Plan
+from autopar.plans import Options, Plan
 from autopar.runtime.agree import share_bytes
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
@@ -59,17 +57,16 @@ class Compiler:
         """
         groups = self.groups
         with groups.together("tracing the model"):
-            program = whole = self._capture(call, options)
-        with groups.together("cutting the batch into micro-batches"):
-            record = self._pipeline(program, options, plan)
-            if record is not None:
-                program = cut_program(program, record, options.outputs)
+            program = self._capture(call, options)
         made: bytes | None = None
         with groups.together("planning"):
             if plan is None and groups.rank == 0:
-                made = _make_plan(whole, program, groups, options).to_bytes()
+                made = plan_program(program, groups.mesh, options).to_bytes()
         if plan is None:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
+        with groups.together("cutting the batch into micro-batches"):
+            if plan.pipeline is not None:
+                program = cut_program(program, plan.pipeline, plan.options.outputs)
         with groups.together("applying the plan"):
             check_fit(plan, program, groups)
         share_constants(program, groups)
@@ -77,24 +74,10 @@ class Compiler:
             executable = _lower(program, plan, self.stage)
         return executable
 
-    def _pipeline(self, program: Program, options: Options, plan: Plan | None) -> PipelineRecord | None:
-        if plan is not None:
-            return plan.pipeline
-        mesh = self.groups.mesh
-        return choose_pipeline(program, mesh, options) if is_pipelined(mesh, options) else None
-
     def _capture(self, call: Call, options: Options) -> Program:
         from autopar.passes.annotate import annotate
 
         return annotate(self.source.capture(call, self.stage.stage.mesh, options.inputs, options.outputs))
-
-
-def _make_plan(whole: Program, program: Program, groups: MeshGroups, options: Options) -> Plan:
-    from autopar.passes.pipeline import make_plan
-
-    if program is not whole:
-        return make_pipeline_plan(whole, groups.mesh, options, cut=program)
-    return make_plan(program, groups.mesh, options)
 
 
 def _lower(program: Program, plan: Plan, groups: StageGroups) -> Executable | StagedExecutable:

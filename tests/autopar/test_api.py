@@ -79,7 +79,20 @@ def test_the_least_memory_works_and_one_byte_less_is_refused(sizes: tuple[int, .
     assert any(placement.is_shard() for placements in plan.placements.values() for placement in placements)
     autopar.verify(model, plan, args)
     with pytest.raises(autopar.InfeasibleError, match=str(least)):
-        autopar.plan(model, sizes, args, memory=least - 1)
+        autopar.plan(model, sizes, args, memory=least - 1, micro_batches=1)
+
+
+def test_the_planner_takes_micro_batches_when_memory_asks_for_them() -> None:
+    """As few as fit: one less does not; the plan's bytes are those of one, and it is exact."""
+    model, args, _ = models.mlp(width=24, hidden=48)
+    with pytest.raises(autopar.InfeasibleError) as refused:
+        autopar.plan(model, 2, args, memory=1, micro_batches=1)
+    least = refused.value.least_bytes
+    assert least is not None
+    plan = autopar.plan(model, 2, args, memory=least - 1)
+    assert plan.pipeline is not None and plan.pipeline.micro_batches == 2
+    assert plan.memory_bytes < least
+    autopar.verify(model, plan, args)
 
 
 class HeadsAndVocabulary(nn.Module):
