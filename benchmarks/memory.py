@@ -7,7 +7,7 @@ Nothing is timed. A simulated rank runs a whole step (forward, backward; optimiz
 and every tensor storage is followed; ``predicted`` comes from the lowered program alone. The second table trains a
 16-bit model with float32 masters and shows how the bytes of a rank fall with its number (Rajbhandari et al. 2020,
 "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 3: 16 bytes a parameter on one device;
-2 + 14 / N and 16 / N in stages 2 and 3).
+2 + 14 / N and 16 / N in stages 2 and 3), also with gradients that add up over two micro-batches.
 """
 
 from __future__ import annotations
@@ -28,20 +28,24 @@ from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
 from autopar.passes.cost.live_bytes import live_bytes
+from autopar.passes.cost.storages import LiveBytes
 from autopar.passes.fold import fold
 from autopar.passes.lower import lower
 from autopar.passes.pipeline import make_plan
+from autopar.passes.pipeline_plan import choose_pipeline, cut_program, make_pipeline_plan
 from autopar.passes.program import Program, is_getitem
 from autopar.passes.segments import cut_segments
 from autopar.placement import Layout, parse_layout
 from autopar.plans import Options, Plan
 from autopar.runtime.measure_memory import MakeOptimizer, measure_rank
+from autopar.runtime.pipeline_memory import measure_staged_rank, staged_live_bytes
 
-STAGES = ("zero0", "zero2", "zero3")
-PLANS = ("best", *STAGES, "zero0 again", "zero2 again", "zero3 again")
+STAGES = ("zero0", "zero2", "zero2 x2", "zero3")
+PLANS = ("best", "zero0", "zero2", "zero3", "zero0 again", "zero2 again", "zero3 again")
 PER_PARAMETER: dict[str, Callable[[int], float]] = {
     "zero0": lambda n: 16.0,
     "zero2": lambda n: 2.0 + 14.0 / n,
+    "zero2 x2": lambda n: 2.0 + 14.0 / n,
     "zero3": lambda n: 16.0 / n,
 }
 """Bytes of model states for each parameter by the number of ranks, with 16-bit training and Adam."""
@@ -103,8 +107,7 @@ def plan_of(program: Program, ranks: int, name: str, optimizer: str) -> Plan:
     """Return the plan called ``name``: ``best``, or a ZeRO stage, whose forward is computed again with ``again``.
 
     Every op that can be is split over the batch. Parameters rest whole (``zero0``) or in pieces; their gathered copies
-    are kept for the backward (``zero2``) or gathered again there (``zero3``). Stage 1 differs from stage 2 only where
-    gradients of several backwards add up.
+    are kept for the backward (``zero2``) or gathered again there (``zero3``).
     """
     mesh = Mesh((ranks,), ("data",), device="cpu")
     stage, _, again = name.partition(" ")
@@ -148,8 +151,26 @@ def measure(
     program: Program, built: Built, ranks: int, name: str, optimizer: str, make: MakeOptimizer
 ) -> dict[str, Any]:
     """Predict and measure the first rank under a plan; return one row."""
+    if name == "zero2 x2":
+        return measure_micro_batches(program, built, ranks, optimizer, make)
     local = lower(program, plan_of(program, ranks, name, optimizer), (0,), run=False)
     predicted, measured = live_bytes(local, optimizer), measure_rank(local, values_of(program, built), make)
+    return _row(predicted, measured)
+
+
+def measure_micro_batches(
+    program: Program, built: Built, ranks: int, optimizer: str, make: MakeOptimizer
+) -> dict[str, Any]:
+    """Do the same in two micro-batches: parameters are gathered once, gradients reduced once a step."""
+    mesh = Mesh((ranks,), ("data",), device="cpu")
+    constraints = {"*": "batch; zero3"} if ranks > 1 else {}
+    options = Options(constraints=constraints, optimizer=optimizer, micro_batches=2)
+    cut = cut_program(program, choose_pipeline(program, mesh, options), options.outputs)
+    plan = make_pipeline_plan(program, mesh, options, cut=cut)
+    return _row(staged_live_bytes(cut, plan), measure_staged_rank(cut, plan, values_of(program, built), make))
+
+
+def _row(predicted: LiveBytes, measured: LiveBytes) -> dict[str, Any]:
     return {
         "predicted_bytes": predicted.peak_bytes,
         "measured_bytes": measured.peak_bytes,
@@ -179,7 +200,7 @@ def model_rows(names: list[str], ranks: int) -> list[dict[str, Any]]:
 def zero_rows(depth: int, width: int) -> list[dict[str, Any]]:
     """Return a row for every ZeRO stage on 1, 2, 4 and 8 ranks: bytes a parameter, beside the formula's."""
     model = Stack(depth, width).to(torch.bfloat16)
-    built: Built = (model, (torch.randn(8, width, dtype=torch.bfloat16),), {})
+    built: Built = (model, (torch.randn(16, width, dtype=torch.bfloat16),), {})
     program = annotate(capture(model, built[1], {}))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     rows = []

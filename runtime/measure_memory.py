@@ -106,8 +106,8 @@ class _Rank:
             role.node: shard(values[role.node], local.input_layouts[role.node], local.mesh, local.coordinate)
             for role in self.roles
         }
-        self.forward = _stand_alone(local.forward)
-        self.backward = None if local.backward is None else _stand_alone(local.backward)
+        self.forward = stand_alone(local.forward)
+        self.backward = None if local.backward is None else stand_alone(local.backward)
         for role in self.roles:
             meter.hold(f"{role.kind}s", [self.pieces[role.node]])
         for half in filter(None, (self.forward, self.backward)):
@@ -159,7 +159,7 @@ class _Rank:
         return values
 
 
-def _stand_alone(half: fx.GraphModule) -> fx.GraphModule:
+def stand_alone(half: fx.GraphModule) -> fx.GraphModule:
     """Return a copy that runs without other ranks and takes its arguments in a list."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(half.graph, {}))

@@ -8,24 +8,42 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+import autopar
+from autopar.passes.annotate import annotate
+from autopar.passes.complete_plan import complete_plan
 from autopar.passes.cost.live_bytes import live_bytes
+from autopar.passes.pipeline import make_plan
+from autopar.passes.predict_memory import predict_memory
+from autopar.placement import parse_layout
 from autopar.runtime.measure_memory import MemoryMeter
 from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.pipeline_memory import staged_live_bytes
+from autopar.runtime.shadow import Source
+from autopar.runtime.signature import take_apart
+from autopar.runtime.staged_executable import StagedExecutable
 from tests.processes.compare import Built, build, loss_of, split
 
 
-def measure_step(name: str, sizes: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+def measure_step(name: str, sizes: tuple[int, ...], options: dict[str, Any], again: bool = False) -> dict[str, Any]:
     """Train a step for the optimizer's state, then measure forward and backward; return both parts and peaks.
 
     A thread of gloo may hold what it sent a moment longer than the program does, so the least of three steps counts.
+
+    Args:
+        again: the whole forward is computed again in the backward.
     """
     built = build(name, 0.0)
+    if again:
+        options = {"plan": _computing_again(built, sizes)}
     parallel, _ = split(built, sizes, "best", **options)
     optimizer = torch.optim.AdamW(parallel.parameters())
     _step(parallel, built)
     optimizer.step()
     (executable,) = parallel._engine._executables.values()
-    predicted = live_bytes(executable.local, "adamw")
+    if isinstance(executable, StagedExecutable):
+        predicted = staged_live_bytes(executable.program, executable.plan, executable._groups.stage.coordinate)
+    else:
+        predicted = live_bytes(executable.local, "adamw")
     measured = min((_measure(parallel, built, optimizer) for _ in range(3)), key=lambda found: found.peak_bytes)
     return {
         "predicted": predicted.peak_bytes,
@@ -34,6 +52,18 @@ def measure_step(name: str, sizes: tuple[int, ...], options: dict[str, Any]) -> 
         "measured parts": measured.parts,
         "plan": parallel.plan.memory.peak_bytes,
     }
+
+
+def _computing_again(built: Built, sizes: tuple[int, ...]) -> autopar.Plan:
+    model, args, kwargs = built
+    mesh = autopar.Mesh(sizes, device="cpu")
+    program = annotate(Source(model).capture(take_apart(model, args, kwargs, device=None), mesh, "global"))
+    plan = make_plan(program, mesh)
+    forward = [n.name for n in program.ops() if n.meta["phase"] == "forward" and n.op == "call_function"]
+    layouts = {name: parse_layout(text) for name, text in plan.parameters.items()}
+    made = complete_plan(program, mesh, plan.choices, layouts, recomputed=forward)
+    assert made.recomputed
+    return predict_memory(program, made)
 
 
 def _step(parallel: ParallelModule, built: Built) -> Any:
