@@ -12,7 +12,7 @@ from autopar.errors import LoweringError
 
 from .local_program import LocalProgram
 from .micro_batches import INDEX, completes
-from .place_nodes import Placing, place_nodes
+from .place_nodes import Placing, place_nodes, touches_generator
 from .program import has_many_results, is_getitem, is_random
 from .rules.micro_batches import JOIN
 from .split_phases import GraphOnly
@@ -104,7 +104,8 @@ class _Cutter:
         self.find_needs()
         self.send()
         pieces = tuple(self.piece(stage) for stage in range(self.num_stages))
-        draws = tuple(self.draw(node) for node in self.nodes if node.op == "call_function" and is_random(node))
+        drawing = [node for node in self.nodes if node.op == "call_function" and is_random(node)]
+        draws = tuple(self.draw(node) for node in drawing if not node.meta.get("again"))
         sides = [side for traffic in self.traffic for side in (traffic.down, traffic.up)]
         travelling = {name for side in sides for names in side.values() for name in names}
         return StagedProgram(
@@ -119,7 +120,7 @@ class _Cutter:
         )
 
     def draw(self, node: fx.Node) -> Draw:
-        if node.meta.get("phase") == "backward":
+        if node.meta.get("phase") == "backward" and not node.meta.get("again"):
             raise LoweringError(f"{node.name} draws random numbers in the backward, which micro-batches can't repeat")
         read = [source for source in node.all_input_nodes if source.name != INDEX]
         if read and self.num_stages > 1:
@@ -201,7 +202,7 @@ class _Cutter:
         waited = {self.by_name[name] for traffic in self.traffic[:stage] for name in traffic.up.get(BACKWARD, {})}
         inside = set(nodes)
         for node in reversed(nodes):
-            if node in waited or is_random(node):
+            if node in waited or touches_generator(node):
                 waited.add(node)
             if node in waited:
                 waited.update(source for source in node.all_input_nodes if source in inside)

@@ -17,6 +17,7 @@ from .lower import lower
 from .micro_batch_choices import batch_size
 from .micro_batches import micro_batches
 from .program import Program
+from .save_at_cuts import save_at_cuts
 from .schedules import SPLITS_BACKWARD, Schedule, make_schedule
 from .stage_pieces import StagedProgram
 
@@ -194,10 +195,12 @@ def stage_pieces(
     record = plan.pipeline
     if record is None:
         raise PlanError("the plan has neither micro-batches nor stages")
+    stages = assign_stages(program, record.cuts)
+    plan = save_at_cuts(program, plan, stages)
     local = lower(program, plan, coordinate, run=False)
     staged = cut_stages(
         local,
-        assign_stages(program, record.cuts),
+        stages,
         record.num_stages,
         record.micro_batches,
         again=gathered_again(local, plan),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import fx
 
 from autopar.errors import LoweringError
@@ -13,6 +15,7 @@ from .micro_batches import INDEX, completes
 from .program import Input, Output, is_getitem, is_random
 from .stage_pieces import BACKWARD, BEGIN, COMPLETE, END, FORWARD, TURN
 
+_STATES: tuple[Any, ...] = (torch.ops.autopar.random_state.default, torch.ops.autopar.set_random_state.default)
 _EVERYWHERE = frozenset({"input", "buffer", "tangent"})
 
 
@@ -31,6 +34,11 @@ class Placing:
     stage: dict[fx.Node, int] = field(default_factory=dict)
     free: set[fx.Node] = field(default_factory=set)
     barrier: bool = False
+
+
+def touches_generator(node: fx.Node) -> bool:
+    """Tell whether an op draws random numbers, or reads or sets the generator's state."""
+    return is_random(node) or node.target in _STATES
 
 
 def place_nodes(
@@ -71,7 +79,7 @@ def _loops(graph: fx.Graph, again: Collection[fx.Node]) -> set[fx.Node]:
         if node.op == "placeholder":
             if node.name == INDEX:
                 out.add(node)
-        elif not completes(node) and (is_random(node) or any(source in out for source in node.all_input_nodes)):
+        elif not completes(node) and (touches_generator(node) or any(source in out for source in node.all_input_nodes)):
             out.add(node)
     below = set(again) - out
     for node in graph.nodes:
@@ -127,7 +135,7 @@ def _set_free(graph: fx.Graph, kinds: Mapping[str, str], placing: Placing) -> No
         elif node.op == "output":
             is_free = False
         else:
-            is_free = not is_random(node) and not completes(node)
+            is_free = not touches_generator(node) and not completes(node)
             is_free = is_free and all(source in placing.free for source in node.all_input_nodes)
         if is_free:
             placing.free.add(node)
@@ -195,7 +203,7 @@ def _place_backward(
             else:
                 later.append(node)
             continue
-        if not before and any(user not in placing.free for user in node.users) and not _home(node, stages):
+        if not before and any(user not in placing.free for user in node.users) and _home(node, stages) is None:
             later.append(node)
             continue
         high = min((stage[source] for source in before), default=num_stages - 1)
@@ -213,7 +221,8 @@ def _place_backward(
 
 
 def _home(node: fx.Node, stages: Mapping[str, int]) -> int | None:
-    return stages.get(str(node.meta.get("forward_node", "")))
+    again = node.meta.get("again", False)  # a forward op that is computed once more
+    return stages.get(str(node.meta.get("origin" if again else "forward_node", "")))
 
 
 def _placed(node: fx.Node, placing: Placing) -> bool:
