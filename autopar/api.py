@@ -73,6 +73,7 @@ def plan(
     """
     from autopar.passes.pipeline_plan import plan_program, stage_mesh
     from autopar.passes.plan_cluster import plan_cluster
+    from autopar.runtime.pipeline_memory import predict_staged_memory
     from autopar.runtime.shadow import Source
     from autopar.runtime.signature import take_apart
 
@@ -94,8 +95,8 @@ def plan(
     source = Source.of(model, loss) if loss is not None else Source(model)
     program = source.capture(take_apart(model, args, named, device=None), stage_mesh(grid), inputs, outputs)
     if isinstance(cluster, Cluster):
-        return plan_cluster(program, cluster.hardware, options, grid)
-    return plan_program(program, grid, options)
+        return predict_staged_memory(program, plan_cluster(program, cluster.hardware, options, grid))
+    return predict_staged_memory(program, plan_program(program, grid, options))
 
 
 _search = plan  # the parameter of parallelize hides the function

@@ -20,6 +20,7 @@ from autopar.plans import Options, Plan
 from autopar.runtime.agree import share_bytes
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
+from autopar.runtime.pipeline_memory import predict_staged_memory
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call
 from autopar.runtime.stage_groups import StageGroups
@@ -61,7 +62,7 @@ class Compiler:
         made: bytes | None = None
         with groups.together("planning"):
             if plan is None and groups.rank == 0:
-                made = plan_program(program, groups.mesh, options).to_bytes()
+                made = predict_staged_memory(program, plan_program(program, groups.mesh, options)).to_bytes()
         if plan is None:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
         with groups.together("cutting the batch into micro-batches"):

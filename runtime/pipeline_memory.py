@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, fx
 
@@ -17,11 +18,11 @@ from autopar.passes.cost.storages import LiveBytes, kernels_of
 from autopar.passes.cost.walk_graph import GraphWalk, numbers_of, own
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.micro_batches import INDEX
-from autopar.passes.pipeline_plan import schedule_of, stage_pieces
+from autopar.passes.pipeline_plan import cut_program, schedule_of, stage_pieces
 from autopar.passes.program import Input, Program
 from autopar.passes.schedules import Schedule
 from autopar.passes.stage_pieces import BACKWARD, FORWARD, StagedProgram
-from autopar.plans import Plan
+from autopar.plans import MemoryTable, Plan
 
 from .execute import Owned
 from .measure_memory import MakeOptimizer, MemoryMeter, stand_alone, state_tensors
@@ -44,7 +45,43 @@ def staged_live_bytes(program: Program, plan: Plan, coordinate: Coordinate | Non
         coordinate: the rank's place on the mesh inside a stage; the first by default.
         place: on the pipeline axis.
     """
-    rank = _Rank.of(program, plan, coordinate, place)
+    return _predict(_Rank.of(program, plan, coordinate, place), plan)
+
+
+def predict_staged_memory(program: Program, plan: Plan) -> Plan:
+    """Return a plan with micro-batches or stages with the memory table of its fullest rank; any other as it is.
+
+    Args:
+        program: of the whole batch.
+    """
+    if plan.pipeline is None:
+        return plan
+    cut = cut_program(program, plan.pipeline, plan.options.outputs)
+    first = _Rank.of(cut, plan, None, 0)
+    ranks = [replace(first, place=place) for place in range(plan.pipeline.ranks)]
+    found = [_predict(rank, plan) for rank in ranks]
+    place = max(range(len(found)), key=lambda index: found[index].peak_bytes)
+    fullest = found[place]
+    trained = [r for r in ranks[place].roles() if r.kind == "parameter" and r.requires_grad]
+    gradients = sum(first.local_value(role.node).nbytes for role in trained)
+    kept = [fullest.parts[kind] for kind in ("parameters", "optimizer", "buffers", "saved")]
+    memory = MemoryTable(
+        parameters_bytes=kept[0],
+        gradients_bytes=gradients,
+        optimizer_bytes=kept[1],
+        buffers_bytes=kept[2],
+        saved_bytes=kept[3],
+        total_bytes=sum(kept) + gradients,
+        inputs_bytes=fullest.parts["inputs"] + fullest.parts["outputs"],
+        temporaries_bytes=fullest.parts["temporaries"],
+        gather_bytes=fullest.largest_gather_bytes,
+        peak_bytes=fullest.peak_bytes,
+        peak_at=fullest.at,
+    )
+    return msgspec.structs.replace(plan, memory=memory)
+
+
+def _predict(rank: _Rank, plan: Plan) -> LiveBytes:
     walk = GraphWalk(kernels_of(plan.mesh.device))
     roles = rank.roles()
     values = [rank.local_value(role.node) for role in roles]
@@ -139,7 +176,7 @@ class _Rank:
         schedule = schedule_of(plan.pipeline, forward_only=not trained)
         inside = sum(axis != plan.pipeline.axis for axis in range(plan.mesh.num_axes)) if plan.pipeline.ranks > 1 else 0
         first = (0,) * (inside or plan.mesh.num_axes)
-        local, staged = stage_pieces(program, plan, first if coordinate is None else coordinate)
+        local, staged = stage_pieces(program, plan, first if coordinate is None else coordinate, run=False)
         return _Rank(local, staged, schedule, place)
 
     def local_value(self, name: str) -> Tensor:

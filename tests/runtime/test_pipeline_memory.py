@@ -12,7 +12,7 @@ from autopar.passes.capture import capture
 from autopar.passes.pipeline import make_plan
 from autopar.passes.pipeline_plan import choose_pipeline, cut_program, make_pipeline_plan
 from autopar.plans import Options
-from autopar.runtime.pipeline_memory import measure_staged_rank, staged_live_bytes
+from autopar.runtime.pipeline_memory import measure_staged_rank, predict_staged_memory, staged_live_bytes
 from tests import models
 from tests.captured import values_of
 
@@ -56,3 +56,20 @@ def test_a_plan_without_micro_batches_is_refused() -> None:
     program = annotate(capture(model, args, kwargs))
     with pytest.raises(PlanError, match="live_bytes"):
         staged_live_bytes(program, make_plan(program, Mesh((2,))))
+
+
+def test_the_plan_tells_the_memory_of_its_fullest_rank() -> None:
+    """The table is of one rank, not of all stages together; other plans stay as they are."""
+    model, args, kwargs = models.gpt2()
+    program = annotate(capture(model, args, kwargs))
+    mesh, options = Mesh((2,), ("pp",), device="cpu"), Options(micro_batches=4)
+    plan = make_pipeline_plan(program, mesh, options)
+    memory = predict_staged_memory(program, plan).memory
+    cut = cut_program(program, choose_pipeline(program, mesh, options), options.outputs)
+    peaks = [staged_live_bytes(cut, plan, place=place).peak_bytes for place in (0, 1)]
+    assert memory.peak_bytes == max(peaks)
+    assert memory.parameters_bytes < plan.memory.parameters_bytes
+    kept = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.buffers_bytes
+    assert memory.total_bytes == kept + memory.saved_bytes
+    plain = make_plan(program, Mesh((2,)))
+    assert predict_staged_memory(program, plain) is plain
