@@ -144,7 +144,8 @@ def candidates(hardware: Hardware, batch: int, num_regions: int, limits: Limits)
                 if limits.micro_batch and micro_batch not in limits.micro_batch:
                     continue
                 number = batch // data // micro_batch
-                if not limits.micro_batch and number > 1 and micro_batch not in MICRO_BATCHES:
+                plain = stages == 1 and number == 1
+                if not limits.micro_batch and not plain and micro_batch not in MICRO_BATCHES:
                     continue
                 if limits.micro_batches and number not in limits.micro_batches:
                     continue
@@ -159,8 +160,10 @@ def _divisors(number: int) -> list[int]:
 def _inner_shapes(ranks: int, hardware: Hardware, limits: Limits) -> list[tuple[int, ...]]:
     if limits.inner:
         return [inner for inner in limits.inner if ranks % math.prod(inner) == 0]
-    most = limits.most_inside * hardware.devices_per_node
-    return [(size,) if size > 1 else () for size in _divisors(ranks) if size <= most]
+    per_node = hardware.devices_per_node
+    whole = [size for size in _divisors(ranks) if size <= limits.most_inside * per_node]
+    # Others would lie across the borders of nodes.
+    return [(size,) if size > 1 else () for size in whole if per_node % size == 0 or size % per_node == 0]
 
 
 def _schedules(stages: int, number: int, num_regions: int, limits: Limits) -> list[tuple[str, int]]:
@@ -286,11 +289,12 @@ class ClusterSearcher:
         return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]))
 
     def _fits_once(self, candidate: Candidate) -> bool:
-        """Tell whether one region can hold its activations, which grow with the batch, once; priced for one sample."""
+        """Tell whether the state fits, and each region's activations once: they grow with the batch; priced for one."""
         if candidate.micro_batch == 1:
             return True
         one = replace(candidate, micro_batch=1, micro_batches=candidate.micro_batches * candidate.micro_batch)
-        self.regions(one)
+        if math.isinf(self.bound(one, self.regions(one))):
+            return False
         most = max(region.saved_bytes for region in self.priced[one.inner, 1])
         return most * candidate.micro_batch <= self.budget
 
