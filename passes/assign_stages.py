@@ -9,6 +9,7 @@ from torch import fx
 from autopar.errors import OptionError
 
 from .program import Program, is_getitem
+from .rules.micro_batches import MICRO_BATCH
 
 
 def assign_stages(program: Program, cuts: Sequence[str]) -> dict[str, int]:
@@ -32,7 +33,7 @@ def assign_stages(program: Program, cuts: Sequence[str]) -> dict[str, int]:
                 f"the stage that starts at {cut!r} would be empty or come before the one before it; give cuts in the "
                 "order in which the model runs"
             )
-    if starts and starts[0] == 0:
+    if starts and all(node.target is MICRO_BATCH for node in ops[: starts[0]]):
         raise OptionError(f"a stage that ends before {cuts[0]!r} is empty: that is where the model starts")
     stages: dict[str, int] = {}
     stage = 0

@@ -199,14 +199,8 @@ def _move_masks(cutting: _Cutting) -> None:
         dims = [d for d, (a, b) in enumerate(zip(whole.shape, piece.shape)) if a != b]
         if not dims:
             continue
-        with cutting.graph.inserting_before(node):
-            args = (cutting.index, *node.args, dims[0], piece.shape[dims[0]])
-            part = cutting.graph.create_node("call_function", BERNOULLI_PART, args, dict(node.kwargs))
-        part.meta = dict(node.meta)
-        name = node.name
-        node.replace_all_uses_with(part)
-        cutting.graph.erase_node(node)
-        part._rename(name)
+        node.target = BERNOULLI_PART
+        node.args = (cutting.index, *node.args, dims[0], piece.shape[dims[0]])
 
 
 def _total_outputs(graph: fx.Graph, count: int) -> None:
