@@ -78,6 +78,8 @@ def step_order(staged: StagedProgram, schedule: Schedule, rank: int, *, gradient
             )
         head, tail = (*begin, *first, *complete), (*turn, *second, *end)
         return StepOrder(head, tail) if gradients == "later" else StepOrder((*head, *tail), ())
+    if schedule.num_ranks == 1:
+        actions.sort(key=lambda action: action.micro_batch)  # nobody waits: each backward frees what its forward saved
     both = [step for action in actions for step in _each(staged, action, split)]
     return StepOrder((*begin, *turn, *both, *complete, *end), ())
 

@@ -50,6 +50,19 @@ def test_fewer_micro_batches_in_flight_take_less() -> None:
     assert saved["1f1b"] < saved["gpipe"]
 
 
+def test_more_micro_batches_take_less() -> None:
+    """On one stage each backward follows its forward, so that what is saved falls with the number of micro-batches."""
+    model, args, kwargs = models.gpt2(batch=8, length=24)
+    program = annotate(capture(model, args, kwargs))
+    saved = [
+        predict_staged_memory(
+            program, make_pipeline_plan(program, Mesh((1,)), Options(micro_batches=count, optimizer="sgd"))
+        ).memory.saved_bytes
+        for count in (2, 4, 8)
+    ]
+    assert saved[0] > 1.6 * saved[1] > 1.6 * 1.6 * saved[2]
+
+
 def test_a_plan_without_micro_batches_is_refused() -> None:
     """It has a prediction of its own."""
     model, args, kwargs = models.mlp()
