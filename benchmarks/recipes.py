@@ -35,7 +35,8 @@ class Recipe:
         title: its usual name.
         model: the last axis splits pairs of products by columns and rows; the other axes, or without it all, the batch.
         sequence: between the pairs the last axis splits the sequence.
-        zero: on the axes of the batch parameters rest whole (0) or split (3).
+        zero: on the axes of the batch parameters rest whole (0) or split, and what is gathered for the forward is kept
+            for the backward: always (2; with one micro-batch ZeRO-1 is the same), or where memory allows (3).
         inside: parameters rest split on the last axis of the batch only.
     """
 
@@ -48,6 +49,7 @@ class Recipe:
 
 RECIPES: tuple[Recipe, ...] = (
     Recipe("DDP"),
+    Recipe("ZeRO-1/2", zero=2),
     Recipe("ZeRO-3", zero=3),
     Recipe("ZeRO-3 inside nodes", zero=3, inside=True),
     Recipe("Megatron", model=True),
@@ -130,7 +132,7 @@ def _rest(program: Program, mesh: Mesh, data: list[int], recipe: Recipe, asked: 
             continue
         shape = tuple(nodes[role.node].meta["val"].shape)
         cut: list[int] = []
-        for axis in reversed(wanted if recipe.zero == 3 else []):
+        for axis in reversed(wanted if recipe.zero else []):
             if _can_rest(shape, mesh, [axis, *cut]):
                 cut.insert(0, axis)
         texts = [f"zero{3 if axis in cut else 0}@{mesh.names[axis]}" for axis in data]

@@ -81,7 +81,14 @@ _vision("pvt", "PvtForImageClassification", pictures(64), image_size=64, hidden_
         depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 4])  # fmt: skip
 _vision("pvt-v2", "PvtV2ForImageClassification", pictures(64), image_size=64, hidden_sizes=[8, 16, 32, 32],
         depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 4])  # fmt: skip
-_vision("cvt", "CvtForImageClassification", embed_dim=[8, 16, 32], num_heads=[1, 2, 4], depth=[1, 1, 1], drop_path_rate=[0.0, 0.0, 0.1])
+_vision(
+    "cvt",
+    "CvtForImageClassification",
+    embed_dim=[8, 16, 32],
+    num_heads=[1, 2, 4],
+    depth=[1, 1, 1],
+    drop_path_rate=[0.0, 0.0, 0.1],
+)
 _vision("levit", "LevitForImageClassification", pictures(64), image_size=64, hidden_sizes=[16, 32, 32],
         num_attention_heads=[2, 4, 4], depths=[1, 1, 1], key_dim=[8, 8, 8])  # fmt: skip
 _vision("focalnet", "FocalNetForImageClassification", image_size=32, embed_dim=16, depths=[1, 1], focal_levels=[1, 1],
