@@ -14,7 +14,7 @@ from autopar.passes.capture import capture
 from autopar.passes.program import Program
 from benchmarks import plan_quality
 from benchmarks.models.transformer import TransformerConfig, build
-from benchmarks.plan_quality import CASES, CLUSTERS, Case, bottleneck, compare, solve, table
+from benchmarks.plan_quality import CASES, CLUSTERS, Case, bottleneck, compare, price_recipes, solve, table
 from tests import models
 
 FAST = Mesh((4,), ("model",), "h100", ("nvlink4",))
@@ -65,6 +65,19 @@ def test_a_row_says_what_does_not_fit() -> None:
     row = {"model": "mlp", "cluster": "four", **compare(program, FAST, 1000)}
     assert row["why"] == "does not fit" and row["least_bytes"] > 1000
     assert "does not fit" in table(row)
+
+
+def test_kept_copies_are_gathered_once() -> None:
+    """ZeRO-1/2 gathers no parameter in the backward; a byte less than what it keeps, and it does not fit."""
+    program = small("mlp")
+    recipe = next(recipe for recipe in plan_quality.RECIPES if recipe.title == "ZeRO-1/2")
+    kept = solve(program, FAST, None, recipe)
+    names = {role.node for role in program.inputs if role.kind == "parameter"}
+    gathered = [row.phase for row in kept.collectives if row.kind == "all_gather" and row.tensor in names]
+    assert gathered and set(gathered) == {"forward"}
+    found = price_recipes(program, FAST, kept.memory.total_bytes - 1)
+    assert found["ZeRO-1/2"] == {"why": "does not fit", "least_bytes": kept.memory.total_bytes}
+    assert found["ZeRO-3"]["seconds"] >= kept.step_seconds
 
 
 def test_what_bounds_a_plan() -> None:
