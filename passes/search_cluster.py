@@ -229,19 +229,32 @@ class ClusterSearcher:
         return region_variants(self.priced[key], conditions)
 
     def bound(self, candidate: Candidate, regions: Sequence[Region]) -> float:
-        """Return a lower bound on a candidate's makespan: a rank's share of the work; infinite when nothing fits."""
+        """Return a lower bound on a candidate's makespan; infinite when nothing fits.
+
+        A rank's share of the work; the way of one micro-batch there and back; or all forwards of one micro-batch, which
+        every backward waits for, and then a rank's share of all backwards.
+        """
         number, stages = candidate.micro_batches, candidate.stages
         kinds = Counter(region.variants for region in regions)
         state = sum(count * min(v.state_bytes for v in kind) for kind, count in kinds.items())
         if state > self.budget * stages:
             return math.inf
         share = sum(count * min(_work(v, number) + v.step_s for v in kind) for kind, count in kinds.items()) / stages
-        if candidate.chunks > 1 or stages == 1:
+        if stages == 1:
             return share
+        ways = (
+            sum(count * min(v.forward_s + v.input_s for v in kind) for kind, count in kinds.items()),
+            sum(
+                count * min(v.forward_s + number * (v.input_s + v.weight_s) / stages for v in kind)
+                for kind, count in kinds.items()
+            ),
+        )
+        if candidate.chunks > 1:
+            return max(share, *ways)
         turned = sum(
             count * min(_turned(v, candidate.schedule, number, stages) for v in kind) for kind, count in kinds.items()
         )
-        return max(share, turned)
+        return max(share, turned, *ways)
 
     def place(self, candidate: Candidate) -> Found | None:
         """Return a candidate's placement; None when none was found that fits."""

@@ -154,8 +154,9 @@ class Bounds:
         back = homeward and all(row[-1].kind in (BACKWARD, BACKWARD_INPUT) for row in self.schedule.actions)
         weights = Weights(number, number, number, 0.0 if homeward else 1.0)
         whole = self._mix(self.between[:1, -1], weights, self._least_flight(), self._budget(num))
-        ways = [v.forward_s + (v.input_s if back else 0.0) for region in self.regions for v in region.variants]
-        return (float(whole.least_s[0]) + sum(range(num)) * min(ways)) / num
+        ways = self._least_sums(Weights(1.0, 1.0 if back else 0.0, 0.0, 0.0))
+        # The first stage of rank r has at least r regions before it.
+        return (float(whole.least_s[0]) + float(ways[:num].sum())) / num
 
     def _budget(self, share: float) -> float:
         return math.inf if self.budget is None else self.budget * share
