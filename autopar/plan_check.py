@@ -14,6 +14,7 @@ from autopar.plan_records import SCHEMA, PlanRecord
 PHASES = ("forward", "backward")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice")
 INPUTS = ("global", "local")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv")
 OUTPUTS = ("auto", "full", "lie")
 
 MAX_AXES = 16
@@ -43,6 +44,7 @@ def check_plan(plan: PlanRecord) -> None:
     _check_routes(plan)
     _check_numbers(plan)
     _check_collectives(plan)
+    _check_pipeline(plan)
 
 
 def _refuse(fault: str) -> None:
@@ -101,6 +103,22 @@ def _check_options(plan: PlanRecord) -> None:
     _check_one_of("the option outputs", options.outputs, OUTPUTS)
     for name, text in options.pinned.items():
         _check_complete(plan, f"the pinned layout of {name}", text)
+
+
+def _check_pipeline(plan: PlanRecord) -> None:
+    record = plan.pipeline
+    if record is None:
+        return
+    _check_int("the number of micro-batches", record.micro_batches, least=1)
+    _check_one_of("the schedule", record.schedule, SCHEDULES)
+    if not 1 <= record.ranks <= MAX_RANKS:
+        _refuse(f"its pipeline has {record.ranks} ranks, outside 1 to {MAX_RANKS}")
+    if record.num_stages % record.ranks:
+        _refuse(f"its {record.num_stages} stages can't lie on {record.ranks} ranks evenly")
+    if not 0 <= record.axis <= len(plan.mesh_record.sizes) or record.name in plan.mesh_record.names:
+        _refuse(f"its pipeline axis {record.name!r} has no place {record.axis} among {plan.mesh_record.names}")
+    if len(set(record.cuts)) != len(record.cuts) or "" in record.cuts:
+        _refuse("two of its stages start at the same place, or one at no place")
 
 
 def _check_choices(plan: PlanRecord) -> None:

@@ -14,15 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar import plan_check
 from autopar.errors import PlanError
-from autopar.plans import SCHEMA, Options, Plan, Route
+from autopar.passes import schedules
+from autopar.plans import SCHEMA, Options, PipelineRecord, Plan, Route
 from tests.autopar.fake_plans import small_plan, two_axis_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 Tree = dict[str, Any]
+STAGED = PipelineRecord(micro_batches=8, ranks=2, schedule="1f1b", cuts=("layers.1",))
 
 
-@pytest.mark.parametrize("plan", [small_plan(), two_axis_plan()], ids=["small", "two_axis"])
+@pytest.mark.parametrize(
+    "plan", [small_plan(), two_axis_plan(), small_plan(pipeline=STAGED)], ids=["small", "two_axis", "staged"]
+)
 def test_a_saved_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
     """Save and load change nothing, and the file is what ``to_bytes`` returns."""
     plan.save(tmp_path / "plan.json")
@@ -68,6 +73,10 @@ def _set(*path: Any) -> Callable[[Tree], None]:
         spot[key] = value
 
     return change
+
+
+def _pipeline(**fields: Any) -> Callable[[Tree], None]:
+    return _set("pipeline", {"micro_batches": 2, **fields})
 
 
 HOSTILE: dict[str, tuple[Callable[[Tree], None], str]] = {
@@ -138,6 +147,13 @@ HOSTILE: dict[str, tuple[Callable[[Tree], None], str]] = {
     "collective on a negative axis": (_set("collectives", 0, "axis", -1), "axis -1"),
     "collective of negative bytes": (_set("collectives", 0, "bytes", -4), "-4"),
     "collective in negative time": (_set("collectives", 0, "seconds", -4.0), "-4"),
+    "no micro-batch": (_pipeline(micro_batches=0), "number of micro-batches is 0"),
+    "unknown schedule": (_pipeline(schedule="chaos"), "none of gpipe, 1f1b"),
+    "pipeline of no ranks": (_pipeline(ranks=0), "0 ranks"),
+    "stages that no ranks share": (_pipeline(ranks=2, cuts=["a", "b"]), "3 stages can't lie on 2 ranks"),
+    "pipeline axis nowhere": (_pipeline(axis=5), "no place 5"),
+    "pipeline axis of another's name": (_pipeline(name="data"), "'data' has no place"),
+    "cut twice": (_pipeline(ranks=3, cuts=["a", "a"]), "start at the same place"),
     "solver without status": (_set("solver", "status", ""), "no status"),
     "long text": (_set("fingerprint", "f" * 5000), "5000 characters"),
     "text that moves the cursor": (_set("modules", "contract", "\x1b[2J"), "can't be printed"),
@@ -238,6 +254,11 @@ def test_infinity_is_not_written() -> None:
     broken = msgspec.structs.replace(plan, cost=msgspec.structs.replace(plan.cost, step_seconds=float("inf")))
     with pytest.raises(PlanError, match="step_seconds is inf"):
         broken.to_bytes()
+
+
+def test_schedules_are_those_that_run() -> None:
+    """Plans name the schedules that there are tables of, and no others."""
+    assert set(plan_check.SCHEDULES) == set(schedules.SCHEDULES)
 
 
 def test_a_plan_is_frozen() -> None:

@@ -137,3 +137,17 @@ def on_cluster(name: str, text: str) -> dict[str, Any]:
     losses = [loss for loss, _ in _train(parallel, built)]
     expected = [loss for loss, _ in _train(build(name)[0], built)] if dist.get_rank() == 0 else []
     return {"losses": losses, "expected": expected, "considered": parallel.plan.search.considered}
+
+
+def local_shares() -> dict[str, Any]:
+    """Return losses of shares of the batch on a torch mesh of two stages by two replicas, and those of one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model, (x, y), _ = build("mlp", 0.1)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "data"))
+    share = mesh.get_coordinate()[1]
+    mine = tuple(value.chunk(2)[share] for value in (x, y))
+    parallel = autopar.parallelize(model, mesh, mine, inputs="local", micro_batches=4)
+    ours = _train(parallel, (model, mine, {}))
+    expected = _train(build("mlp", 0.1)[0], (model, (x, y), {})) if dist.get_rank() == 0 else []
+    return {"ours": ours, "expected": expected}

@@ -84,3 +84,11 @@ def test_a_cluster_is_searched_and_run(pool: Pools) -> None:
     first = pool(2).run(pipelines.on_cluster, "gpt2", "1x2 cpu")[0]
     assert first["considered"] > 1
     assert first["losses"] == pytest.approx(first["expected"], rel=TOLERANCE)
+
+
+def test_shares_of_the_batch(pool: Pools) -> None:
+    """Each replica passes its own rows, every stage of it the same ones; the mesh is torch's."""
+    results = pool(4).run(pipelines.local_shares)
+    for result in results:
+        for ours, expected in zip(result["ours"], results[0]["expected"], strict=True):
+            assert ours == pytest.approx(expected, rel=TOLERANCE)
