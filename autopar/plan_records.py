@@ -120,6 +120,24 @@ class MemoryTable(Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
 
 
+class FrontierPoint(Struct, frozen=True, kw_only=True):
+    """The best plan within one budget.
+
+    Attributes:
+        budget_bytes: what a rank may keep.
+        step_seconds: predicted.
+        memory_bytes: what the plan keeps.
+        recomputed: how many forward ops it computes again.
+        status: of the solver.
+    """
+
+    budget_bytes: int
+    step_seconds: float
+    memory_bytes: int
+    recomputed: int
+    status: str
+
+
 class SolverReport(Struct, frozen=True, kw_only=True):
     """How the plan was found and how sure it is.
 
@@ -130,6 +148,8 @@ class SolverReport(Struct, frozen=True, kw_only=True):
             that the same question gives the same plan, byte for byte.
         variables, constraints: size of the problem.
         regions: repeated blocks that share their decisions.
+        next_gb_s: seconds a step that another 10^9 bytes of budget can save at most, by the price that the relaxation
+            puts on memory; 0 where the budget does not bind.
     """
 
     status: str
@@ -140,6 +160,7 @@ class SolverReport(Struct, frozen=True, kw_only=True):
     variables: int
     constraints: int
     regions: int = 0
+    next_gb_s: float = 0.0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SolverReport):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from torch.distributed.tensor.placement_types import Placement
 
-from autopar.errors import PlanError
+from autopar.errors import OptionError, PlanError
 from autopar.placement import to_dtensor
 from autopar.plan_format import check_plan, decode_plan, encode_plan, read_plan, write_plan
 from autopar.plan_records import (
     SCHEMA,
     CollectiveRow,
     Cost,
+    FrontierPoint,
     MemoryTable,
     MeshRecord,
     Options,
@@ -29,6 +32,7 @@ __all__ = [
     "SCHEMA",
     "CollectiveRow",
     "Cost",
+    "FrontierPoint",
     "MemoryTable",
     "MeshRecord",
     "Options",
@@ -41,6 +45,24 @@ __all__ = [
     "Struct",
     "check_plan",
 ]
+
+
+MOST_REMEMBERED = 4
+_TRACERS: dict[bytes, Callable[[int], tuple[FrontierPoint, ...]]] = {}
+
+
+def remember_tracer(plan: PlanRecord, trace: Callable[[int], tuple[FrontierPoint, ...]]) -> None:
+    """Let ``plan.frontier`` ask ``trace``; the last few plans of this process are remembered."""
+    _TRACERS.pop(_question(plan), None)
+    _TRACERS[_question(plan)] = trace
+    while len(_TRACERS) > MOST_REMEMBERED:
+        del _TRACERS[next(iter(_TRACERS))]
+
+
+def _question(plan: PlanRecord) -> bytes:
+    """Return what a frontier depends on: program, mesh and options, but not the budget."""
+    options = msgspec.structs.replace(plan.options, memory=None)
+    return msgspec.json.encode((plan.fingerprint, plan.mesh_record, options))
 
 
 def _path(path: str | os.PathLike[str]) -> Path:
@@ -133,6 +155,25 @@ class Plan(PlanRecord, frozen=True, kw_only=True):
         if not isinstance(other, Plan):
             raise PlanError(f"diff takes another autopar.Plan; got {type(other).__name__}; read a file by Plan.load")
         return diff_plans(self, other)
+
+    def frontier(self, points: int = 6) -> tuple[FrontierPoint, ...]:
+        """Return step time against memory budget: the best plan's for ``points`` budgets, the least possible first.
+
+        Every point is a problem of its own that is solved here.
+
+        Raises:
+            PlanError: the model is not known in this process any more (the plan was loaded), or it is a plan of stages.
+            OptionError: fewer than two points.
+        """
+        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+            raise OptionError(f"frontier(points={points!r}): give at least 2, the ends of the curve")
+        trace = _TRACERS.get(_question(self))
+        if trace is None:
+            raise PlanError(
+                "the frontier needs the model, which a plan does not hold: ask the plan that autopar.plan returned in "
+                "this process (the last few are remembered); plans of stages have none"
+            )
+        return trace(points)
 
     def __str__(self) -> str:
         from autopar.report.summary import summarize_plan

@@ -173,6 +173,7 @@ class _Emission:
             variables=self.decided.num_variables,
             constraints=self.decided.num_rows,
             regions=self.problem.num_regions,
+            next_gb_s=answer.byte_s * 1e9,
         )
 
     def plan(self) -> Plan:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from autopar.mesh import Mesh
-from autopar.plans import Options, Plan
+from autopar.plans import Options, Plan, remember_tracer
 
 from .annotate import annotate
 from .apply_constraints import apply_constraints
@@ -13,6 +15,7 @@ from .cost.fusion import mark_traffic
 from .emit_plan import emit_plan
 from .fit_memory import fit_memory
 from .fold import fold, no_fold
+from .frontier import trace_frontier
 from .name_roles import name_roles
 from .predict_memory import predict_memory
 from .program import Program
@@ -67,6 +70,12 @@ def make_plan(
         decided = decide(replace(problem, budget=budget), dominate=reduced)
         return predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
 
-    if options.memory is None or not options.at_once:
-        return solve(options.memory)
-    return fit_memory(solve, options.memory)
+    fits = options.memory is not None and options.at_once
+    plan = fit_memory(solve, options.memory) if fits else solve(options.memory)
+
+    def within(budget: int | None) -> Plan:
+        asked = msgspec.structs.replace(options, memory=budget)
+        return make_plan(program, mesh, asked, folded=folded, reduced=reduced)
+
+    remember_tracer(plan, lambda points: trace_frontier(within, points))
+    return plan

@@ -52,6 +52,7 @@ def totals_text(plan: PlanRecord) -> str:
             f"          {format_count(solver.variables, 'variable')}, {format_count(solver.constraints, 'row')}, "
             f"{format_count(solver.regions, 'repeated region')}",
             *pipeline_lines(plan),
+            *_recomputed_lines(plan),
             f"  ops     {len(plan.choices):,}, of which {whole:,} run whole on every rank",
             textwrap.fill(
                 ", ".join(_asked(plan)), WIDTH, initial_indent="  asked   ", subsequent_indent=" " * 10,
@@ -59,6 +60,18 @@ def totals_text(plan: PlanRecord) -> str:
             ),
         )
     )  # fmt: skip
+
+
+def _recomputed_lines(plan: PlanRecord) -> list[str]:
+    """Return what the backward computes again, by module, and what the next gigabyte would buy."""
+    lines = []
+    if plan.recomputed:
+        modules = dict.fromkeys(pattern_of(plan.modules.get(name, "")) or "the root" for name in plan.recomputed)
+        text = f"{format_count(len(plan.recomputed), 'op')} computed again in the backward, of {', '.join(modules)}"
+        lines.append(textwrap.shorten(f"again   {text}", WIDTH - 2, placeholder=" ..."))
+    if plan.solver.next_gb_s > 0:
+        lines.append(f"memory  1 GB more a rank would save at most {format_seconds(plan.solver.next_gb_s)} a step")
+    return [f"  {line}" for line in lines]
 
 
 def _asked(plan: PlanRecord) -> list[str]:

@@ -108,8 +108,13 @@ def _parameter_technique(
         reduced = any((gradient, kind, axis) in moved for kind in ("all_reduce", "reduce_scatter"))
         return _DATA_PARALLEL if "batch" in roles or reduced else ""
     if any((placeholder, kind, axis) in moved for kind in ("all_gather", "all_to_all")):
-        return "ZeRO-3"
+        return "ZeRO-2" if _is_kept_whole(plan, placeholder, axis) else "ZeRO-3"
     return next((role for role in roles if role in _OF_WEIGHTS), "sharded")
+
+
+def _is_kept_whole(plan: PlanRecord, placeholder: str, axis: int) -> bool:
+    """Tell whether a copy that is whole on ``axis`` is gathered once and kept from the forward for the backward."""
+    return any(parse_layout(layout)[axis] == REPLICATE for layout in plan.saved.get(placeholder, ()))
 
 
 def layout_text(plan: PlanRecord, layout: str, techniques: Sequence[str] = ()) -> str:

@@ -55,6 +55,7 @@ class LinearModel:
         flows: of every reader of every network.
         memory_bytes: bytes of one unit of every variable.
         memory_unit: bytes that one unit of the memory row stands for; 0 when there is no such row.
+        memory_row: its index; -1 when there is none.
     """
 
     cost: Floats
@@ -70,6 +71,7 @@ class LinearModel:
     flows: tuple[Flow, ...]
     memory_bytes: Ints
     memory_unit: int
+    memory_row: int = -1
 
     @property
     def num_variables(self) -> int:
@@ -348,12 +350,14 @@ def _finish(build: _Build) -> LinearModel:
             out.rows.append(np.full(len(variables) + 1, row))
             out.cols.append(np.append(variables, peak))
             out.vals.append(np.append(values / unit, -1.0))
+    memory_row = -1
     cost = np.concatenate(out.cost) + TIE_S_PER_BYTE * num_bytes
     if build.objective == "bytes":
         cost = num_bytes.astype(np.float64) / unit
     elif build.budget is not None:
         weighs = np.flatnonzero(num_bytes)
         row = out.new_rows(1, -math.inf, (build.budget - problem.fixed_bytes) / unit)
+        memory_row = row
         out.rows.append(np.full(len(weighs), row))
         out.cols.append(weighs)
         out.vals.append(num_bytes[weighs].astype(np.float64) / unit)
@@ -374,7 +378,8 @@ def _finish(build: _Build) -> LinearModel:
         build.saves,
         tuple(build.flows),
         num_bytes,
-        unit if build.budget is not None and build.objective == "seconds" else 0,
+        unit if memory_row >= 0 else 0,
+        memory_row,
     )
 
 

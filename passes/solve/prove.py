@@ -61,12 +61,14 @@ def solve_problem(
         AutoparError: the solver failed for another reason than infeasibility or time.
     """
     begin = time.perf_counter()
-    proved = _search(problem, model, objective, large, time_limit_s)
-    return replace(proved, answer=replace(proved.answer, seconds=time.perf_counter() - begin))
-
-
-def _search(problem: Problem, model: LinearModel, objective: str, large: int, limit_s: float | None) -> Proved:
     relaxed = relax(model, large=large)
+    proved = _search(problem, model, relaxed, objective, time_limit_s)
+    byte_s = max(0.0, -float(relaxed.duals[model.memory_row])) / model.memory_unit if model.memory_unit else 0.0
+    seconds = time.perf_counter() - begin
+    return replace(proved, answer=replace(proved.answer, seconds=seconds, byte_s=byte_s))
+
+
+def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str, limit_s: float | None) -> Proved:
     done = _as_answer(model, relaxed)
     if done is not None:
         return Proved(problem, model, done)

@@ -35,6 +35,7 @@ class Answer:
         values: of every variable; empty when infeasible.
         objective, bound: of the model; seconds or scaled bytes.
         seconds: wall time.
+        byte_s: seconds that one more byte of budget can save, by the relaxation's price of memory.
     """
 
     status: str
@@ -42,6 +43,7 @@ class Answer:
     objective: float
     bound: float
     seconds: float = 0.0
+    byte_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
