@@ -26,7 +26,7 @@ from autopar.passes.cost.fusion import mark_traffic
 from autopar.passes.emit_plan import emit_plan
 from autopar.passes.fold import fold
 from autopar.passes.lower import lower
-from autopar.passes.solve.decide import solve_reduced
+from autopar.passes.solve.decide import attempts, solve_reduced
 from autopar.passes.solve.layout_graph import Prices
 from autopar.passes.solve.model import build_model
 from autopar.passes.solve.problem import build_problem
@@ -100,9 +100,12 @@ def measure_within(case: str, sizes: tuple[int, ...], layers: int | None, budget
     folding = timed("enumerate_cpu_s", lambda: fold(program))
     timed("annotate_cpu_s", lambda: mark_traffic(program, folding.class_of))
     problem = timed("enumerate_cpu_s", lambda: build_problem(program, prices, options, folding))
-    problem = timed("enumerate_cpu_s", lambda: reduce_problem(problem))
-    linear = timed("build_cpu_s", lambda: build_model(problem))
-    decided = timed("solve_cpu_s", lambda: solve_reduced(problem, linear))
+    for attempt in attempts(problem):
+        reduced = timed("enumerate_cpu_s", lambda: reduce_problem(attempt))  # noqa: B023 (called at once)
+        linear = timed("build_cpu_s", lambda: build_model(reduced))  # noqa: B023
+        decided = timed("solve_cpu_s", lambda: solve_reduced(reduced, linear))  # noqa: B023
+        if budget is None or decided.num_bytes <= budget:
+            break
     plan = timed("lower_cpu_s", lambda: emit_plan(program, mesh, options, decided))
     timed("lower_cpu_s", lambda: lower(program, plan, (0,) * len(sizes)))
     row["total_cpu_s"] = round(cpu_seconds() - begin, 3)

@@ -64,13 +64,19 @@ def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | Non
         InfeasibleError: no decision fits the budget; it names the least one that does.
         AutoparError: the solver's objective is not the cost of its decision.
     """
-    if problem.budget is not None:
-        free = reduce_problem(problem.without_budget(), dominate=dominate)
-        decided = solve_reduced(free, build_model(free), time_limit_s=time_limit_s)
-        if decided.num_bytes <= problem.budget:
-            return decided
-    reduced = reduce_problem(problem, dominate=dominate)
-    return solve_reduced(reduced, build_model(reduced), time_limit_s=time_limit_s)
+    decided = None
+    for attempt in attempts(problem):
+        reduced = reduce_problem(attempt, dominate=dominate)
+        decided = solve_reduced(reduced, build_model(reduced), time_limit_s=time_limit_s)
+        if problem.budget is None or decided.num_bytes <= problem.budget:
+            break
+    assert decided is not None
+    return decided
+
+
+def attempts(problem: Problem) -> tuple[Problem, ...]:
+    """Return what to solve, one after the other until a decision fits the budget: first without one, then with it."""
+    return (problem,) if problem.budget is None else (problem.without_budget(), problem)
 
 
 def solve_reduced(problem: Problem, model: LinearModel, *, time_limit_s: float | None = None) -> Decided:
