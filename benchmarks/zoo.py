@@ -45,8 +45,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.zoo_models import load
-from benchmarks.zoo_models.case import Case, vision_package
+from benchmarks.zoo_models import load  # noqa: E402
+from benchmarks.zoo_models.case import Case, vision_package  # noqa: E402
 
 MESHES = ((4,), (2, 2), (8,))
 LIMIT_S = 300

@@ -15,6 +15,8 @@ from .trace_joint import RawTrace
 
 aten = torch.ops.aten
 
+_MEMORY = (aten.as_strided.default, aten.as_strided_scatter.default)
+
 _CUTS = frozenset({
     aten.detach.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.empty_like.default, aten.rand_like.default, aten.randn_like.default, aten.new_zeros.default,
@@ -43,6 +45,11 @@ def check_trace(trace: RawTrace, model: nn.Module, names: list[str]) -> None:
                 f"{owned.get(id(value), 'a parameter that is not registered')} was reached past its module"
                 f"{_at(node)} (through a list, a closure or another object), so it would be a constant. "
                 "Read it as an attribute of the module that owns it."
+            )
+        if node.target in _MEMORY:
+            raise CaptureError(
+                f"{node.target}{_at(node)} looks at how its operand lies in memory, past what the operand holds; the "
+                "pieces of a parallel program lie otherwise. Use unfold, a slice or an index."
             )
     results: Any = trace.graph_module.graph.output_node().args[0]
     for name, result in zip(trace.written, results[len(results) - len(trace.written) :]):

@@ -113,6 +113,67 @@ def _with_sum(equation: str) -> Callable[..., Tensor]:
     return addmm
 
 
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+    """Write a look at memory as a read at indices: a rank's piece lies in memory otherwise than the whole.
+
+    What looks past its operand, into the memory behind it, stays as it is, and is refused.
+    """
+    first = int(x.storage_offset()) if storage_offset is None else storage_offset
+    if not _holds(x, size, stride, first):
+        return NotImplemented
+    flat = x.permute(_memory_order(x)).reshape(-1)
+    rows = [math.prod(size[dim + 1 :]) for dim, n in enumerate(size) if n > 1]
+    if rows == [step for n, step in zip(size, stride) if n > 1] and math.prod(size) == x.numel():
+        return flat.reshape(size)
+    return flat.index_select(0, _places(x, size, stride, first)).view(size)
+
+
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """Write the same of a write."""
+    first = int(x.storage_offset()) if storage_offset is None else storage_offset
+    if not _holds(x, size, stride, first):
+        return NotImplemented
+    order = _memory_order(x)
+    flat = x.permute(order).reshape(-1).index_put((_places(x, size, stride, first),), source.expand(size).reshape(-1))
+    return flat.view([x.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    return sorted(range(x.dim()), key=lambda dim: (x.shape[dim] == 1, -x.stride()[dim]))
+
+
+def _holds(x: Tensor, size: Sequence[int], stride: Sequence[int], first: int) -> bool:
+    """Tell whether all that is looked at lies inside of an operand without gaps."""
+    last = first + sum((n - 1) * step for n, step in zip(size, stride))
+    return (
+        _is_dense(x)
+        and math.prod(size) > 0
+        and 0 <= first - x.storage_offset() <= last - x.storage_offset() < x.numel()
+    )
+
+
+def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], first: int) -> Tensor:
+    """Return where in the flat operand the elements of a look at memory are, flat."""
+    place = torch.full((1,) * len(size), first - int(x.storage_offset()), device=x.device)
+    for dim, (n, step) in enumerate(zip(size, stride)):
+        if n > 1:
+            along = torch.arange(n, device=x.device) * step
+            place = place + along.view([-1 if d == dim else 1 for d in range(len(size))])
+    return place.expand(size).reshape(-1)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Tell whether the elements of a tensor fill a part of the memory without gaps, in some order of the dims."""
+    expected = 1
+    for step, n in sorted((x.stride(dim), x.shape[dim]) for dim in range(x.dim()) if x.shape[dim] != 1):
+        if step != expected:
+            return False
+        expected *= n
+    return x.numel() > 0
+
+
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Write dropout as a mask that is drawn for the whole tensor, times the input."""
     if train is False or p == 0.0:
@@ -153,6 +214,8 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         aten.baddbmm.default: _with_sum("abc,acd->abd"),
         aten.addmv.default: _with_sum("ab,b->a"),
         aten.native_dropout.default: native_dropout,
+        aten.as_strided.default: as_strided,
+        aten.as_strided_scatter.default: as_strided_scatter,
         # A mark on a view says that it is conjugated or negated; traced code has decided by then whether it looks.
         aten._conj.default: torch.conj_physical,
         aten._neg_view.default: torch.neg,

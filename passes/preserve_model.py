@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from autopar.errors import CaptureError
 
+from .function_caches import PreservedCaches
+
 
 class PreservedModel:
     """Takes note of every module's attributes on entry and puts them back on exit.
 
     So are the contents of attributes that are plain containers: hooks that a module registers when it is first run, or
-    what it keeps in a dict, would otherwise stay behind while the attribute that tells of it is put back.
+    what it keeps in a dict, would otherwise stay behind while the attribute that tells of it is put back. Functions
+    that remember their results forget those of the trace.
 
     Tensors that are plain attributes, neither parameters nor buffers, are replaced by copies inside, so that writes in
     place do not reach them either. ``refuse_state`` tells a cache, which may be filled, from state, which must be a
@@ -30,6 +33,7 @@ class PreservedModel:
         self._copies: dict[str, Tensor] = {}
         self._replaced: set[str] = set()
         self._contents: list[tuple[Any, Any]] = []
+        self._caches = PreservedCaches(model)
 
     def __enter__(self) -> PreservedModel:
         for path, module in self._modules:
@@ -53,6 +57,7 @@ class PreservedModel:
             for part, then in zip((module.__dict__, *(saved[0][key] for key in _DICTS)), saved):
                 part.clear()
                 part.update(then)
+        self._caches.forget()
         for container, content in self._contents:
             container.clear()
             (container.extend if hasattr(container, "extend") else container.update)(content)

@@ -180,7 +180,8 @@ def node_of(value: Tensor) -> fx.Node | None:
 
 def is_real(value: Tensor) -> bool:
     """Tell whether a tensor has values: it is neither traced nor fake."""
-    return not isinstance(value, (FunctionalTensor, FakeTensor)) and not value.is_meta
+    traced = isinstance(value, (FunctionalTensor, FakeTensor)) or torch._is_functional_tensor(value)
+    return not traced and not value.is_meta
 
 
 def as_constant(value: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from . import (
     trace_pooling,
     trace_random,
 )
-from .trace_checks import passing_value
+from .trace_checks import passing_number, passing_value
 from .trace_constants import READS, Constants, NotConstant
 from .trace_flat import FlatViews
 from .trace_recorder import TraceRecorder, first_frame
@@ -111,10 +111,16 @@ class TraceOps(TorchFunctionMode):
         try:
             return self.constants.read(func, args)
         except NotConstant:
+            frame = first_frame(sys._getframe(1))
+            passing: Any = None
             if func in (torch.Tensor.__bool__, torch.Tensor.item) and args[0].dtype is torch.bool:
-                passing = passing_value(first_frame(sys._getframe(1)))
-                if passing is not None:
-                    return passing
+                passing = passing_value(frame)
+            elif func is torch.Tensor.item:
+                passing = passing_number(frame)
+            if passing is not None:
+                return passing
+            if func is torch.Tensor.tolist:
+                raise torch_private.DATA_DEPENDENT[0](func) from None
         return func(*args, **kwargs)
 
     def _trace(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -108,6 +108,12 @@ class _Recorder(fx.Interpreter):
         self.values[n.name] = result
         return result
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op; views as lowered programs do, whatever lies how in memory."""
+        if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+            target = torch.ops.aten.reshape.default
+        return super().call_function(target, args, kwargs)
+
 
 def _fault(
     expected: torch.Tensor, version: _Version, programs: Sequence[LocalProgram], tolerance: Tolerance

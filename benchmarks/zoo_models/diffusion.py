@@ -134,7 +134,9 @@ _enter(
 )  # fmt: skip
 _enter(
     "prior", "PriorTransformer",
-    lambda: {"hidden_states": torch.randn(2, 16), "timestep": torch.tensor([3, 7]), "proj_embedding": torch.randn(2, 16),
+    lambda: {"hidden_states": torch.randn(2, 16), "timestep": torch.tensor([3, 7]),
+    "proj_embedding": torch.randn(2, 16),
              "encoder_hidden_states": torch.randn(2, 5, 16)},
-    num_attention_heads=4, attention_head_dim=8, num_layers=1, embedding_dim=16, num_embeddings=5, additional_embeddings=4,
+    num_attention_heads=4, attention_head_dim=8, num_layers=1, embedding_dim=16, num_embeddings=5,
+    additional_embeddings=4,
 )  # fmt: skip

@@ -54,9 +54,6 @@ _towers("blip", "BlipForConditionalGeneration", lambda: {
 _towers("clipseg", "CLIPSegModel")
 _towers("metaclip-2", "MetaClip2Model")
 _towers("owlvit", "OwlViTModel")
-_towers("git", "GitForCausalLM", lambda: {
-    "input_ids": words(), "pixel_values": torch.randn(BATCH, 3, 32, 32), "labels": words()},
-    **{**BERT, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2})  # fmt: skip
 _towers(
     "groupvit", "GroupViTModel",
     vision_config={**EYE, "depths": [1, 1, 1], "num_group_tokens": [4, 2, 0], "num_output_groups": [4, 2, 2],
@@ -87,7 +84,8 @@ hugging_face(
     "visual-bert", KIND, "VisualBertForPreTraining", {**BERT, "visual_embedding_dim": 12},
     lambda: {"input_ids": words(), "visual_embeds": torch.randn(BATCH, 3, 12),
              "visual_token_type_ids": torch.ones(BATCH, 3, dtype=torch.int64),
-             "visual_attention_mask": torch.ones(BATCH, 3), "labels": words(length=LENGTH + 3)},
+             "visual_attention_mask": torch.ones(BATCH, 3), "attention_mask": torch.ones(BATCH, LENGTH),
+             "labels": words(length=LENGTH + 3)},
 )  # fmt: skip
 hugging_face(
     "lxmert", KIND, "LxmertForQuestionAnswering",
@@ -111,7 +109,8 @@ hugging_face(
 )  # fmt: skip
 hugging_face(
     "layoutlmv3", KIND, "LayoutLMv3ForSequenceClassification",
-    {**BERT, "max_2d_position_embeddings": 64, "coordinate_size": 4, "shape_size": 8, "input_size": 32, "patch_size": 16,
+    {**BERT, "max_2d_position_embeddings": 64, "coordinate_size": 4, "shape_size": 8, "input_size": 32,
+    "patch_size": 16,
      "num_labels": 3, "bos_token_id": 1, "eos_token_id": 2},
     lambda: {**_pair()(), "bbox": torch.zeros(BATCH, LENGTH, 4, dtype=torch.int64),
              "labels": torch.randint(0, 3, (BATCH,))},
@@ -191,7 +190,8 @@ def _qwen2_vl() -> dict[str, Any]:
 
 def _qwen2_vl_config(library: Any) -> Any:
     return library.Qwen2VLConfig(
-        text_config={**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+        text_config={**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1,
+        1, 2]}},
         vision_config={"depth": 1, "embed_dim": 32, "num_heads": 4, "hidden_size": 32, "mlp_ratio": 2, "patch_size": 4,
                        "spatial_merge_size": 2, "temporal_patch_size": 2},
         image_token_id=3, vision_start_token_id=5, vision_end_token_id=6, video_token_id=7,

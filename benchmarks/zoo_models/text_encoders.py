@@ -224,7 +224,7 @@ hugging_face(
     BOTH,
     "FSMTForConditionalGeneration",
     {**BART, "langs": ["en", "de"], "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB},
-    _two(),
+    text(use_cache=False),
 )
 hugging_face(
     "prophetnet",

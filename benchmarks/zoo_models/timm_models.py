@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.zoo_models.case import Built, Case, enter, vision_package
 
@@ -34,7 +36,6 @@ _enter("timm-xcit", "xcit_nano_12_p16_224", img_size=32, embed_dim=32, depth=2, 
 _enter("timm-convit", "convit_tiny", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, local_up_to_layer=1)
 _enter("timm-mixer", "mixer_s32_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2)
 _enter("timm-resmlp", "resmlp_12_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2)
-_enter("timm-gmlp", "gmlp_ti16_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2)
 _enter(
     "timm-swin",
     "swin_tiny_patch4_window7_224",
@@ -59,8 +60,6 @@ _enter("timm-hrnet", "hrnet_w18_small", 64, batch=2, training=False)
 _enter("timm-repvgg", "repvgg_a0", batch=2, training=False)
 _enter("timm-edgenext", "edgenext_xx_small", 64, batch=2)
 _enter("timm-efficientformer", "efficientformer_l1", 224, batch=1, training=False)
-_enter("timm-metaformer", "caformer_s18", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32))
-_enter("timm-poolformer", "poolformerv2_s12", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32))
 _enter("timm-maxvit", "maxvit_rmlp_pico_rw_256", 64, img_size=64, batch=2, training=False)
 _enter("timm-coatnet", "coatnet_nano_rw_224", 64, img_size=64, batch=2, training=False)
 _enter("timm-twins", "twins_svt_small", img_size=64, embed_dims=(8, 16, 16, 32), num_heads=(1, 2, 2, 4),
@@ -68,9 +67,6 @@ _enter("timm-twins", "twins_svt_small", img_size=64, embed_dims=(8, 16, 16, 32),
 _enter(
     "timm-pit", "pit_ti_224", img_size=32, patch_size=4, stride=4, base_dims=(8, 8, 8), depth=(1, 1, 1), heads=(1, 2, 4)
 )
-_enter("timm-volo", "volo_d1_224", img_size=64, layers=(1, 1), embed_dims=(16, 16), num_heads=(2, 2),
-       downsamples=(True, False), outlook_attention=(True, False), mlp_ratio=2.0, side=64)  # fmt: skip
-_enter("timm-mambaout", "mambaout_femto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32))
 _enter(
     "timm-visformer",
     "visformer_tiny",
@@ -83,4 +79,31 @@ _enter(
 )
 _enter("timm-crossvit", "crossvit_tiny_240", img_size=48, side=48, img_scale=(1.0, 1.0), patch_size=(12, 16),
        embed_dim=(16, 32), depth=((1, 1, 0),), num_heads=(2, 2), mlp_ratio=(2, 2, 1))  # fmt: skip
-_enter("timm-nest", "nest_tiny", img_size=32, num_levels=2, embed_dims=(16, 32), num_heads=(2, 4), depths=(1, 1))
+
+
+def _enter_class(name: str, make: Callable[[Any], nn.Module], side: int = 32, *, batch: int = 4) -> None:
+    """Enter a model whose registered makers fix its sizes: its class is called."""
+
+    def build() -> Built:
+        vision_package()
+        return make(importlib.import_module("timm").models), (torch.randn(batch, 3, side, side),), {}
+
+    enter(Case(name, KIND, "timm", build))
+
+
+_enter_class("timm-convmixer", lambda m: m.ConvMixer(16, 2, kernel_size=5, patch_size=4, num_classes=10))
+_enter_class(
+    "timm-metaformer",
+    lambda m: m.MetaFormer(
+        depths=(1, 1, 1, 1), dims=(8, 16, 16, 32), num_classes=10, token_mixers=[m.metaformer.SepConv] * 4
+    ),
+)
+_enter_class("timm-nest", lambda m: m.Nest(
+    img_size=32, num_levels=2, embed_dims=(16, 32), num_heads=(2, 4), depths=(1, 1), num_classes=10))  # fmt: skip
+_enter_class(
+    "timm-gmlp",
+    lambda m: m.MlpMixer(
+        img_size=32, patch_size=8, embed_dim=32, num_blocks=2, mlp_ratio=4, num_classes=10,
+        block_layer=m.mlp_mixer.SpatialGatingBlock, mlp_layer=m.mlp_mixer.GatedMlp,
+    ),
+)  # fmt: skip

@@ -65,7 +65,8 @@ _enter("tv-r3d", lambda m: m.video.VideoResNet(
     shape=(2, 3, 4, 16, 16), training=False)  # fmt: skip
 _enter("tv-fcn", lambda m: m.segmentation.FCN(
     m.segmentation.fcn.IntermediateLayerGetter(
-        m.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1]), {"layer4": "out"}), m.segmentation.fcn.FCNHead(512, 5)))  # fmt: skip
+        m.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1]), {"layer4": "out"}), m.segmentation.fcn.FCNHead(512,
+        5)))  # fmt: skip
 _enter("tv-deeplab", lambda m: m.segmentation.DeepLabV3(
     m.segmentation.fcn.IntermediateLayerGetter(m.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1]), {"layer3": "out"}),
     m.segmentation.deeplabv3.DeepLabHead(256, 5, (2, 4))))  # fmt: skip

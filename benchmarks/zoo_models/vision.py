@@ -52,7 +52,8 @@ _vit("vit-mae", "ViTMAEForPreTraining", pictures(classes=None), decoder_hidden_s
      decoder_num_attention_heads=2, decoder_intermediate_size=32)  # fmt: skip
 _vit("vitdet", "VitDetModel", pictures(classes=None), num_channels=3, mlp_ratio=2, window_block_indices=[0],
      window_size=2, use_relative_position_embeddings=True)  # fmt: skip
-_vision("swin", "SwinForImageClassification", image_size=32, patch_size=4, embed_dim=16, depths=[2, 1], num_heads=[2, 4],
+_vision("swin", "SwinForImageClassification", image_size=32, patch_size=4, embed_dim=16, depths=[2, 1],
+    num_heads=[2, 4],
         window_size=4)  # fmt: skip
 _vision("swinv2", "Swinv2ForImageClassification", image_size=32, patch_size=4, embed_dim=16, depths=[2, 1],
         num_heads=[2, 4], window_size=4)  # fmt: skip
@@ -81,21 +82,15 @@ _vision("pvt", "PvtForImageClassification", pictures(64), image_size=64, hidden_
         depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 4])  # fmt: skip
 _vision("pvt-v2", "PvtV2ForImageClassification", pictures(64), image_size=64, hidden_sizes=[8, 16, 32, 32],
         depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 4])  # fmt: skip
-_vision(
-    "cvt",
-    "CvtForImageClassification",
-    embed_dim=[8, 16, 32],
-    num_heads=[1, 2, 4],
-    depth=[1, 1, 1],
-    drop_path_rate=[0.0, 0.0, 0.1],
-)
+_vision("cvt", "CvtForImageClassification", embed_dim=[8, 16, 32], num_heads=[1, 2, 4], depth=[1, 2, 3])
 _vision("levit", "LevitForImageClassification", pictures(64), image_size=64, hidden_sizes=[16, 32, 32],
         num_attention_heads=[2, 4, 4], depths=[1, 1, 1], key_dim=[8, 8, 8])  # fmt: skip
 _vision("focalnet", "FocalNetForImageClassification", image_size=32, embed_dim=16, depths=[1, 1], focal_levels=[1, 1],
         focal_windows=[3, 3], hidden_sizes=[16, 32])  # fmt: skip
 _vision("swiftformer", "SwiftFormerForImageClassification", depths=[1, 1, 1, 1], embed_dims=[8, 16, 16, 32])
 _vision("hiera", "HieraForImageClassification", image_size=[32, 32], patch_stride=[4, 4], patch_size=[7, 7],
-        patch_padding=[3, 3], embed_dim=16, depths=[1, 1], num_heads=[1, 2], masked_unit_size=[4, 4], query_stride=[2, 2],
+        patch_padding=[3, 3], embed_dim=16, depths=[1, 1], num_heads=[1, 2], masked_unit_size=[4, 4],
+        query_stride=[2, 2],
         num_query_pool=1)  # fmt: skip
 _vision("segformer", "SegformerForSemanticSegmentation", _maps(), hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
         num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16)  # fmt: skip
@@ -103,11 +98,13 @@ _vision("hgnet-v2", "HGNetV2ForImageClassification", stem_channels=[3, 8, 16], s
         stage_mid_channels=[8, 16], stage_out_channels=[32, 32], stage_num_blocks=[1, 1], stage_numb_of_layers=[2, 2],
         stage_downsample=[False, True], stage_light_block=[False, True], stage_kernel_size=[3, 3], depths=[1, 1],
         hidden_sizes=[32, 32], embedding_size=16)  # fmt: skip
-_vit("dpt", "DPTForSemanticSegmentation", _maps(), num_hidden_layers=4, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
+_vit("dpt", "DPTForSemanticSegmentation", _maps(), num_hidden_layers=4, backbone_out_indices=[0, 1, 2, 3],
+    neck_hidden_sizes=[8, 8, 16, 16],
      fusion_hidden_size=16, is_hybrid=False)  # fmt: skip
 _vision("glpn", "GLPNForDepthEstimation", pictures(64, classes=None), hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
         num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16)  # fmt: skip
-_vision("swin2sr", "Swin2SRForImageSuperResolution", pictures(16, classes=None), image_size=16, embed_dim=16, depths=[2],
+_vision("swin2sr", "Swin2SRForImageSuperResolution", pictures(16, classes=None), image_size=16, embed_dim=16,
+    depths=[2],
         num_heads=[2], window_size=4, upscale=2, img_range=1.0)  # fmt: skip
 hugging_face(
     "timesformer", VISION, "TimesformerForVideoClassification", {**VIT, "num_frames": 2},
@@ -137,7 +134,8 @@ def _detr(backbone: Callable[[Any], Any] | None = None, **more: Any) -> Callable
                 out_features=["stage2", "stage3", "stage4"],
             )  # fmt: skip
             return getattr(library, config_class)(
-                use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=small, d_model=32,
+                use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=small,
+                d_model=32,
                 encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
                 encoder_ffn_dim=32, decoder_ffn_dim=32, num_queries=6, num_labels=5, **more,
             )  # fmt: skip
@@ -152,7 +150,12 @@ hugging_face(
     "table-transformer", DETECTION, "TableTransformerForObjectDetection", _detr()("TableTransformerConfig"), _boxes
 )
 hugging_face(
-    "conditional-detr", DETECTION, "ConditionalDetrForObjectDetection", _detr()("ConditionalDetrConfig"), _boxes
+    "conditional-detr",
+    DETECTION,
+    "ConditionalDetrForObjectDetection",
+    _detr()("ConditionalDetrConfig"),
+    _boxes,
+    training=False,
 )
 hugging_face(
     "deformable-detr",
@@ -165,7 +168,8 @@ hugging_face("dab-detr", DETECTION, "DabDetrForObjectDetection", lambda library:
     use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, hidden_size=32, encoder_layers=1,
     decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32,
     num_queries=6, num_labels=5, backbone_config=library.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], out_features=["stage4"])), _boxes)  # fmt: skip
+        embedding_size=8, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], out_features=["stage4"])),
+        _boxes)  # fmt: skip
 hugging_face(
     "yolos", DETECTION, "YolosForObjectDetection",
     {**VIT, "image_size": [64, 64], "num_detection_tokens": 6, "num_labels": 5}, _boxes,
@@ -179,7 +183,8 @@ hugging_face(
 
 SERIES_MODEL: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "prediction_length": 4, "context_length": 8, "lags_sequence": [1,
+    2], "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
     "num_time_features": 2,
 }  # fmt: skip
 

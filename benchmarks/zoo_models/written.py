@@ -71,7 +71,8 @@ class MessagePassing(nn.Module):
         messages = self.message(torch.cat([x[source], x[target], features], -1))
         index = target[:, None].expand_as(messages)
         mean = torch.zeros_like(x).scatter_reduce(0, index, messages, "mean", include_self=False)
-        return self.update(mean, x)
+        updated: Tensor = self.update(mean, x)
+        return updated
 
 
 class GraphNet(nn.Module):
@@ -460,7 +461,8 @@ class Ode(nn.Module):
 
     def slope(self, t: float, x: Tensor) -> Tensor:
         """Return the time derivative at ``x``."""
-        return self.field(torch.cat([x, x.new_full((len(x), 1), t)], -1))
+        found: Tensor = self.field(torch.cat([x, x.new_full((len(x), 1), t)], -1))
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the end state is read as."""
@@ -471,7 +473,8 @@ class Ode(nn.Module):
             c = self.slope(t + 0.125, x + b / 8)
             d = self.slope(t + 0.25, x + c / 4)
             x = x + (a + 2 * b + 2 * c + d) / 24
-        return self.head(x)
+        read: Tensor = self.head(x)
+        return read
 
 
 @written("physics")
