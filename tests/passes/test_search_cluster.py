@@ -156,3 +156,35 @@ def test_texts() -> None:
     """A candidate reads as its mesh, schedule and micro-batches."""
     text = str(Candidate(4, 2, (8,), 1, 16, "interleaved_1f1b", 2))
     assert text == "4 stages (interleaved 1F1B of 2) x 2 data x 8 inside, 16 micro-batches of 1"
+
+
+def test_bounds_hold() -> None:
+    """No candidate's placement is faster than its bound."""
+    search = searcher(FAST, 16, 6, budget=int(40e9))
+    tried = 0
+    for candidate in candidates(FAST, 16, 8, search.limits):
+        found = search.place(candidate)
+        if found is not None:
+            tried += 1
+            assert search.bound(candidate, search.regions(candidate)) <= found.step_s * (1 + 1e-9)
+            assert found.placement.bound_s <= found.step_s * (1 + 1e-9)
+    assert tried > 20
+
+
+def test_what_does_not_fit_one_device_is_split() -> None:
+    """On one node a model that does not fit a device gets a tensor split, stages or ZeRO-3, and fits."""
+    search = searcher(Hardware(1, 8, "h100", "nvlink4", "infiniband_400"), 64, 14, hidden=8192, budget=int(40e9))
+    best = search.search(most_relaxed=0).best
+    regions = search.regions(best.candidate)
+    names = {region.variants[v].name for region, v in zip(regions, best.placement.variants)}
+    assert best.candidate.inner or best.candidate.stages > 1 or any("zero3" in name for name in names)
+    assert max(best.placement.simulation.peak_bytes) <= 40e9
+
+
+def test_inner_axes_stay_aligned_with_nodes() -> None:
+    """A split inside a stage divides a node or fills whole ones."""
+    found = {
+        candidate.inner
+        for candidate in candidates(Hardware(3, 8, "h100", "nvlink4", "infiniband_400"), 48, 9, Limits())
+    }
+    assert found == {(), (2,), (4,), (8,)}
