@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.arguments import check_examples, check_mesh, check_module, check_options, check_plan_source
+from autopar.arguments import (
+    check_batch_norm,
+    check_examples,
+    check_mesh,
+    check_module,
+    check_options,
+    check_plan_source,
+)
 from autopar.cluster import Cluster
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
@@ -38,6 +45,7 @@ def plan(
     micro_batches: int | None = None,
     schedule: str | None = None,
     cuts: Sequence[str] | None = None,
+    batch_norm: str = "exact",
 ) -> Plan:
     """Find the best plan of a model on a mesh. Touches no data and needs no process group.
 
@@ -64,7 +72,10 @@ def plan(
             an axis ``pp``.
         schedule: order of the stages' work: ``"gpipe"``, ``"1f1b"``, ``"interleaved_1f1b"``, ``"zero_bubble"`` or
             ``"zbv"``.
-        cuts: where each stage but the first starts: paths of modules; by default stages have equal work.
+        cuts: where each stage but the first starts: paths of modules; by default where the schedule takes least time.
+        batch_norm: ``"exact"``: statistics of the whole batch, which micro-batches can't have: they are then refused;
+            ``"per_micro_batch"``: each micro-batch is normalised by its own, as in gradient accumulation; running
+            statistics move once a step, towards the mean over the micro-batches.
 
     An axis of the mesh that is called ``pp`` is the pipeline axis: each of its ranks has its own part of the model.
 
@@ -90,6 +101,7 @@ def plan(
         schedule=schedule,
         cuts=cuts,
         at_once=at_once,
+        norms=check_batch_norm(batch_norm, model),
     )
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
@@ -119,6 +131,7 @@ def parallelize(
     micro_batches: int | None = None,
     schedule: str | None = None,
     cuts: Sequence[str] | None = None,
+    batch_norm: str = "exact",
 ) -> ParallelModule:
     """Return ``model`` as a module that runs on all ranks of ``mesh``. Every rank calls it, as under ``torchrun``.
 
@@ -133,8 +146,9 @@ def parallelize(
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is
             ``cross_entropy(original(x), y)``.
-        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts: as in ``plan``. A mesh
-            with an axis ``pp`` needs example inputs, since every rank keeps the parameters of its own stages alone.
+        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts, batch_norm: as in
+            ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the parameters of its own
+            stages alone.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
 
     Raises:
@@ -163,6 +177,7 @@ def parallelize(
             schedule=schedule,
             cuts=cuts,
             at_once=at_once,
+            norms=check_batch_norm(batch_norm, model),
         )
         if example_inputs is None and example_kwargs is None:
             example = None
@@ -188,6 +203,7 @@ def parallelize(
                 micro_batches=micro_batches,
                 schedule=schedule,
                 cuts=cuts,
+                batch_norm=batch_norm,
             ),
         )
     return ParallelModule(model, groups, options, example=example, loss=loss, plan=plan)

@@ -154,6 +154,20 @@ def check_cuts(cuts: Any) -> tuple[str, ...]:
     return tuple(cuts)
 
 
+def check_batch_norm(batch_norm: Any, model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the batch norms that may take the statistics of each micro-batch.
+
+    Raises:
+        OptionError: the option means nothing.
+    """
+    if batch_norm == "exact":
+        return ()
+    if batch_norm != "per_micro_batch":
+        raise OptionError(f"batch_norm={batch_norm!r} is unknown; use 'exact' or 'per_micro_batch'")
+    kinds = (torch.nn.modules.batchnorm._BatchNorm,)
+    return tuple(name for name, module in model.named_modules() if isinstance(module, kinds))
+
+
 def check_options(
     optimizer: Any,
     memory: Any,
@@ -166,6 +180,7 @@ def check_options(
     schedule: Any = None,
     cuts: Any = None,
     at_once: Any = False,
+    norms: tuple[str, ...] = (),
 ) -> Options:
     """Return the options of a plan.
 
@@ -199,6 +214,7 @@ def check_options(
         schedule=check_schedule(schedule),
         cuts=check_cuts(cuts),
         at_once=at_once,
+        norms=norms,
     )
 
 

@@ -43,6 +43,7 @@ class Options(Struct, frozen=True, kw_only=True):
         schedule: name of the pipeline schedule, or empty to leave it to the planner.
         cuts: module or forward op at which each stage but the first starts; empty to leave it to the planner.
         recompute: forward tensors may be computed again in the backward where the budget asks for it.
+        norms: batch norms that may take the statistics of each micro-batch for those of the batch.
     """
 
     optimizer: str = "adamw"
@@ -56,6 +57,7 @@ class Options(Struct, frozen=True, kw_only=True):
     schedule: str = ""
     cuts: tuple[str, ...] = ()
     recompute: bool = True
+    norms: tuple[str, ...] = ()
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -178,6 +180,7 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
         axis, name: where the pipeline axis stands among the axes of the whole mesh, and what it is called.
         schedule: its name (``passes.schedules``).
         cuts: the first forward op of every stage but the first, in the order of the graph.
+        norms: modules that take the statistics of each micro-batch for those of the batch.
     """
 
     micro_batches: int
@@ -186,6 +189,7 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
     name: str = "pp"
     schedule: str = "gpipe"
     cuts: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
 
     @property
     def num_stages(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from autopar.plans import Options
 
 from .annotate import annotate
 from .complete_plan import complete_plan
+from .estimate_totals import estimate_totals
 from .lower import _Lowering, _Reader
 from .micro_batch_choices import AXIS, choose_micro_batches
 from .program import Input, Output, Program, is_random
@@ -31,7 +32,9 @@ _ADD: Any = torch.ops.aten.add.Tensor
 _MAX_TRIES = 8
 
 
-def micro_batches(program: Program, count: int, *, outputs: str = "auto", staged: bool = False) -> Program:
+def micro_batches(
+    program: Program, count: int, *, outputs: str = "auto", staged: bool = False, norms: Collection[str] = ()
+) -> Program:
     """Return the program that runs ``count`` times, once a micro-batch, and computes what ``program`` computes at once.
 
     It has one more input, ``micro_batch``, a 0-dim integer. Nodes that depend on it, up to the next
@@ -44,6 +47,7 @@ def micro_batches(program: Program, count: int, *, outputs: str = "auto", staged
         outputs: with ``"auto"`` the outputs beside a loss are left out (None), since to hold them is to hold the batch.
         staged: the program will be cut into stages: gradients of a parameter that several stages read are accumulated
             apart, so that they travel once a step and not once a micro-batch.
+        norms: full names of modules whose statistics shall be those of each micro-batch (``estimate_totals``).
 
     Raises:
         OptionError: the batch does not divide, or a sum over the batch is wanted whole in the middle of the forward or
@@ -58,7 +62,7 @@ def micro_batches(program: Program, count: int, *, outputs: str = "auto", staged
         made = [_Cutting(program, count, choices, outputs, index) for index in sorted({0, 1, count - 1} - {count})]
         moving = _moving(made)
         if not moving:
-            return annotate(_finish(program, made[0], count, staged))
+            return annotate(_finish(program, made[0], count, staged, norms))
         for name in moving:
             choices[name] = program.nodes()[name].meta["rule"].choices()[0]
     raise LoweringError(f"some ops have constants that differ from micro-batch to micro-batch: {', '.join(moving)}")
@@ -153,9 +157,13 @@ def _moving(made: list[_Cutting]) -> list[str]:
     return list(found)
 
 
-def _finish(program: Program, cutting: _Cutting, count: int, staged: bool) -> Program:
+def _finish(program: Program, cutting: _Cutting, count: int, staged: bool, norms: Collection[str]) -> Program:
     graph = cutting.graph
     _move_masks(cutting)
+    if norms and count > 1:
+        returned = zip(program.outputs, graph.output_node().args[0])  # type: ignore[arg-type]
+        gradients = [end for role, end in returned if role.kind == "gradient" and isinstance(end, fx.Node)]
+        estimate_totals(graph, norms, varying(graph, {INDEX: None}), count, dict.fromkeys(gradients))
     _total_outputs(graph, count)
     if staged:
         _total_summands(graph)
@@ -296,6 +304,6 @@ def _inner_total(node: fx.Node, total: fx.Node, count: int) -> str:
     return (
         f"micro_batches={count} can't be exact: {place(node)} needs {place(total)} over the whole batch before it can "
         f"go on, so that every micro-batch would wait for all others in the middle of the {node.meta['phase']}, as "
-        "with a batch norm; use a norm within one row (layer, group or instance norm), eval mode for the norm, or "
-        "micro_batches=1"
+        "with a batch norm; use a norm within one row (layer, group or instance norm), eval mode for the norm, "
+        "batch_norm='per_micro_batch' for statistics of each micro-batch, or micro_batches=1"
     )

@@ -87,13 +87,19 @@ def choose_pipeline(program: Program, mesh: Mesh, options: Options) -> PipelineR
     later = not (program.loss is not None and options.outputs != "full")
     schedule = options.schedule or ("gpipe" if ranks == 1 or later else "1f1b")
     return PipelineRecord(
-        micro_batches=wanted, ranks=ranks, axis=axis or 0, name=PIPELINE_AXIS, schedule=schedule, cuts=options.cuts
+        micro_batches=wanted,
+        ranks=ranks,
+        axis=axis or 0,
+        name=PIPELINE_AXIS,
+        schedule=schedule,
+        cuts=options.cuts,
+        norms=options.norms,
     )
 
 
 def cut_program(program: Program, record: PipelineRecord, outputs: str) -> Program:
     """Return the program of a micro-batch that a plan with this record is for."""
-    return micro_batches(program, record.micro_batches, outputs=outputs, staged=record.ranks > 1)
+    return micro_batches(program, record.micro_batches, outputs=outputs, staged=record.ranks > 1, norms=record.norms)
 
 
 def make_pipeline_plan(

@@ -14,6 +14,7 @@ from autopar.passes.pipeline_plan import cut_program, schedule_of, stage_pieces
 from autopar.passes.program import Program
 from autopar.plans import Plan
 
+from .micro_batch_norms import with_micro_batch_norms
 from .simulate import StepResult
 from .simulate_pipeline import simulate_pipeline
 from .verify_ranks import Reference, differences, run_original, step_differences
@@ -34,7 +35,8 @@ def verify_pipeline(
 ) -> StepResult:
     """Run every rank of every stage of ``plan`` by its schedule and compare with ``model``; return what they computed.
 
-    Compared is what ``verify_ranks`` compares. Outputs that the plan leaves out are not.
+    Compared is what ``verify_ranks`` compares. Outputs that the plan leaves out are not. Batch norms that the plan lets
+    take the statistics of each micro-batch do so in ``model`` too.
 
     Args:
         program: of the whole batch.
@@ -55,6 +57,8 @@ def verify_pipeline(
         cut = cut_program(program, record, plan.options.outputs)
         pairs = [stage_pieces(cut, plan, coordinate, run=False) for coordinate in plan.mesh.coordinates()]
         programs, staged = [local for local, _ in pairs], [pieces for _, pieces in pairs]
+        if record.norms:
+            model = with_micro_batch_norms(model, record.norms, record.micro_batches)
         reference = _kept(run_original(model, program, args, kwargs or {}, seed), cut)
         has_backward = any(role.kind == "tangent" for role in cut.inputs)
         later = {role.index for role in cut.inputs if role.kind == "tangent"} != {cut.loss}

@@ -117,6 +117,24 @@ def test_a_batch_norm_is_refused_with_its_reason() -> None:
     autopar.plan(model.eval(), 2, (torch.randn(BATCH, WIDTH),), micro_batches=2)
 
 
+@pytest.mark.parametrize("cuts", [(), ("3",)])
+def test_a_batch_norm_of_each_micro_batch(cuts: tuple[str, ...]) -> None:
+    """On request: as in gradient accumulation, running statistics included; the rest of the model stays exact."""
+    torch.manual_seed(0)
+    first, second = nn.BatchNorm2d(4), nn.BatchNorm2d(3, momentum=None)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), first, nn.ReLU(), nn.Conv2d(4, 3, 3), second, nn.Flatten()).double()
+    x, y = torch.randn(BATCH, 2, 6, 6, dtype=torch.float64), torch.randint(0, 12, (BATCH,))
+    y[:3] = -100
+    mesh = autopar.Mesh((2, 2), ("pp", "data")) if cuts else autopar.Mesh((2,))
+    plan = autopar.plan(
+        model, mesh, (x, y), loss=F.cross_entropy, micro_batches=4, batch_norm="per_micro_batch", cuts=cuts
+    )
+    assert plan.pipeline is not None and plan.pipeline.norms == ("1", "4")
+    autopar.verify(model, plan, (x, y), loss=F.cross_entropy)
+    with pytest.raises(OptionError, match="batch_norm='loose' is unknown"):
+        autopar.plan(model, mesh, (x, y), batch_norm="loose")
+
+
 def test_a_number_that_does_not_divide_the_batch_is_refused() -> None:
     """The message names those that do."""
     model, args = build(summed)
