@@ -70,8 +70,8 @@ def make_plan(
         decided = decide(replace(problem, budget=budget), dominate=reduced)
         return predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
 
-    fits = options.memory is not None and options.at_once
-    plan = fit_memory(solve, options.memory) if fits else solve(options.memory)
+    budget = options.memory
+    plan = solve(budget) if budget is None or not options.at_once else fit_memory(solve, budget)
 
     def within(budget: int | None) -> Plan:
         asked = msgspec.structs.replace(options, memory=budget)
