@@ -245,6 +245,19 @@ def table(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def matrix(rows: list[dict[str, Any]]) -> str:
+    """Return the ratios of all rows, a line a model, with the recipe that came nearest to autopar."""
+    clusters = [name for name in CLUSTERS if any(row["cluster"] == name for row in rows)]
+    lines = ["| model | " + " | ".join(clusters) + " |", "| --- " * (len(clusters) + 1) + "|"]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        cells = []
+        for cluster in clusters:
+            found = next((row for row in rows if (row["model"], row["cluster"]) == (model, cluster)), {})
+            cells.append(f"{found['ratio']:.2f} {found['best']}" if "ratio" in found else found.get("why", ""))
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Compare what is asked for; print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,6 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(table(rows[-1]), flush=True)
             if given.json:
                 given.json.write_text(json.dumps({"rows": rows}, indent=1))
+    print(matrix(rows))
 
 
 if __name__ == "__main__":
