@@ -31,6 +31,9 @@ Model = Annotated[
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="a file that autopar plan --save or Plan.save wrote")]
 MeshSizes = Annotated[str | None, typer.Option("--mesh", help="ranks along each axis, the slowest first: 2,4")]
+ClusterText = Annotated[
+    str | None, typer.Option("--cluster", help="instead of --mesh: nodes x devices, whose mesh is searched: '4x8 h100'")
+]
 Axes = Annotated[str | None, typer.Option(help="names of the axes: data,model")]
 Device = Annotated[str, typer.Option(help="device profile that prices the plan: cpu, a100, h100, ...")]
 Links = Annotated[str | None, typer.Option(help="link profile of each axis; by default the device's own")]
@@ -49,6 +52,7 @@ OnMeta = Annotated[bool, typer.Option("--meta", help="build the model on the met
 def plan_command(
     model: Model,
     mesh: MeshSizes = None,
+    cluster: ClusterText = None,
     axes: Axes = None,
     device: Device = "cpu",
     links: Links = None,
@@ -60,8 +64,10 @@ def plan_command(
     meta: OnMeta = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="write the plan as JSON")] = None,
 ) -> None:
-    """Find the best plan for MODEL on a mesh, and show it."""
-    grid = _parse_mesh(mesh, axes, device, links)
+    """Find the best plan for MODEL on a mesh, or the best mesh of a cluster too, and show it."""
+    if mesh is not None and cluster is not None:
+        raise typer.BadParameter("give either --mesh SIZES or --cluster TEXT")
+    grid = cluster if cluster is not None else _parse_mesh(mesh, axes, device, links)
     case = _load(model, "meta" if meta else None)
     found = _make_plan(case, grid, memory, optimizer, constraint or [], inputs, outputs)
     typer.echo(str(found))
@@ -179,7 +185,13 @@ def _read(path: Path) -> Plan:
 
 
 def _make_plan(
-    case: ModelCase, mesh: Mesh, memory: str | None, optimizer: str, constraints: list[str], inputs: str, outputs: str
+    case: ModelCase,
+    mesh: Mesh | str,
+    memory: str | None,
+    optimizer: str,
+    constraints: list[str],
+    inputs: str,
+    outputs: str,
 ) -> Plan:
     from autopar.api import plan
 

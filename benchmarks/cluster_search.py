@@ -180,7 +180,9 @@ class Case:
     def price_published(self, search: ClusterSearcher) -> Found | None:
         """Return the published configuration with its own ZeRO stage and recomputation, or None when it can't fit."""
         again = {"none": ("", "light"), "full": ("full",)}.get(self.run.recompute, ("", "light", "full"))
-        only = self.searcher(zero=(self.run.zero,), recompute=again)
+        # With stages gradients are reduced once a step, after the last backward, also where they are then sharded.
+        zero = (1, 2) if self.run.zero == 2 and self.run.pp > 1 else (self.run.zero,)
+        only = self.searcher(zero=zero, recompute=again)
         only.priced = search.priced
         found = only.place(self.published())
         if found is None:

@@ -70,6 +70,15 @@ def test_plan_shows_and_saves_what_verify_then_confirms(call) -> None:  # type: 
     assert call("verify", "case:build", "--mesh", "3")[:2] == (0, _confirmed("axis0=3, device=cpu", "case:build"))
 
 
+def test_a_cluster_is_searched(call) -> None:  # type: ignore[no-untyped-def]
+    """``--cluster`` searches the mesh; with ``--mesh`` it is refused."""
+    code, out, err = call("plan", "case.py:build", "--cluster", "1x2 h100", "--optimizer", "sgd")
+    assert (code, err) == (0, "")
+    assert "configurations:" in out or "not searched:" in out
+    code, _, err = call("plan", "case.py:build", "--cluster", "1x2 h100", "--mesh", "2")
+    assert code == 2 and "give either --mesh SIZES or --cluster TEXT" in err
+
+
 def _confirmed(mesh: str, name: str = "case.py:build") -> str:
     return f"{name} on Mesh({mesh}): equal to one device\n"
 
