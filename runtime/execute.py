@@ -19,6 +19,7 @@ from autopar.passes.torch_private import StorageWeakRef, clear_saved_tensors
 from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.groups import MeshGroups, bind_groups
+from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
 
@@ -60,7 +61,10 @@ class Executable:
         self.random = draws_randomness(program)
         self._groups = groups
         names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
-        self._forward = bind_groups(local.forward, names, groups.device)
+        gather, forward, kept = take_out_gathers(local.forward, plan.saved)
+        self._gather = None if gather is None else bind_groups(gather, names, groups.device)
+        self._kept = KeptCopies()
+        self._forward = bind_groups(forward, names, groups.device)
         self._backward = None if local.backward is None else bind_groups(local.backward, names, groups.device)
         placeholders = [node for node in local.forward.graph.nodes if node.op == "placeholder"]
         roles = [role for role in local.inputs if role.kind != "tangent"]
@@ -70,6 +74,7 @@ class Executable:
             Slot(role, local.input_layouts[role.node], tuple(node.meta["val"].shape), node.meta["val"].dtype)
             for role, node in zip(roles, placeholders)
         )
+        self._kept_slots = [i for i, slot in enumerate(self.slots) if slot.role.node in kept]
         self._returns = self._results("output", "buffer")
         self._returns_of_module = [result for result in self._returns if result.role.kind == "output"]
         self._gradients = self._results("gradient")
@@ -126,7 +131,7 @@ class Executable:
         news: list[Tensor] = []
         if self._backward is None:
             with torch.no_grad():
-                values = self._place(self.run_forward([local_of(t).detach() for t in tensors], news)[0])
+                values = self._place(self.run_forward([t.detach() for t in self.with_copies(tensors)], news)[0])
         else:
             values = _Step.apply(self, news, *tensors)
         with torch.no_grad():
@@ -156,6 +161,13 @@ class Executable:
                 f"{slot.dtype}{list(slot.shape)}; convert the model before parallelize, and pass inputs of one dtype"
             )
         return tensor
+
+    def with_copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the local pieces of the forward's arguments, and the kept copies of its parameters."""
+        copies: list[Tensor] = []
+        if self._gather is not None:
+            copies = self._kept.of([tensors[index] for index in self._kept_slots], self._gather)
+        return [local_of(tensor) for tensor in tensors] + copies
 
     def run_forward(self, tensors: list[Tensor], news: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Run the forward graph on local tensors; append new buffer values to ``news``; return outputs and saved.
@@ -313,7 +325,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, executable: Executable, news: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs, saved = executable.run_forward([local_of(tensor) for tensor in tensors], news)
+        outputs, saved = executable.run_forward(executable.with_copies(tensors), news)
         ctx.executable = executable
         ctx.versions = executable.versions(tensors, saved)
         ctx.set_materialize_grads(False)

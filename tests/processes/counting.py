@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.report.technique import parameter_techniques
 from tests.processes.compare import build, loss_of, split
 
 Move = tuple[str, int, int]
@@ -34,6 +35,35 @@ class Counting(TorchDispatchMode):
             axis = next(self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes)
             self.moves.append((_KINDS[name], axis, args[0].numel() * args[0].element_size()))
         return func(*args, **(kwargs or {}))
+
+
+def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], list[str], float]:
+    """Return the gathers of kept copies in three backwards, a step of the optimizer and one more, and the techniques.
+
+    The last value is the largest difference of a gradient from one device's.
+    """
+    built = build("mlp")
+    _, args, kwargs = built
+    parallel, model = split(built, sizes, constraints={"*.weight": "zero3"})
+    groups = parallel._engine.groups
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    alone = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = []
+    worst = 0.0
+    for backwards in (3, 1):
+        counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
+        with counting:
+            for _ in range(backwards):
+                loss_of(parallel(*args, **kwargs)).backward()
+        for _ in range(backwards):
+            loss_of(model(*args, **kwargs)).backward()
+        counts.append(sum(kind == "all_gather" for kind, _, _ in counting.moves))
+        for mine, whole in zip(parallel.parameters(), model.parameters(), strict=True):
+            worst = max(worst, float((mine.grad.full_tensor() - whole.grad).abs().max()))
+        for each in (optimizer, alone):
+            each.step()
+            each.zero_grad()
+    return counts, [word for words in parameter_techniques(parallel.plan).values() for word in words], worst
 
 
 def count_collectives(name: str, sizes: tuple[int, ...], how: str) -> tuple[list[Move], list[Move]]:

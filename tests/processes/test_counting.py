@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes.counting import count_collectives
+from tests.processes.counting import count_accumulated, count_collectives
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -25,3 +25,12 @@ def test_what_runs_is_what_the_plan_lists(
     assert steps and all(len({move[:2] for move in moves}) == 1 for moves in steps)
     ran = Counter((*moves[0][:2], max(move[2] for move in moves)) for moves in steps)
     assert ran == Counter(results[0][1])
+
+
+def test_kept_copies_are_gathered_once_a_step(pool: Callable[[int], Pool]) -> None:
+    """ZeRO-2: three backwards share one gather of every kept copy; the step makes it stale; gradients are right."""
+    results = pool(2).run(count_accumulated, (2,))
+    (three, one), techniques, worst = results[0]
+    assert "ZeRO-2" in techniques
+    assert three == one > 0
+    assert worst < 1e-5
