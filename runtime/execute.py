@@ -162,6 +162,11 @@ class Executable:
             )
         return tensor
 
+    @property
+    def kept_copies(self) -> list[Tensor]:
+        """The gathered copies of parameters that are held from one call to the next."""
+        return self._kept.held
+
     def with_copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the local pieces of the forward's arguments, and the kept copies of its parameters."""
         copies: list[Tensor] = []

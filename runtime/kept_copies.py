@@ -100,6 +100,11 @@ class KeptCopies:
         self._state: list[tuple[weakref.ref[Tensor], int, int, int]] = []
         self._step = -1
 
+    @property
+    def held(self) -> list[Tensor]:
+        """The copies as they are, perhaps of old values."""
+        return list(self._copies)
+
     def of(self, parameters: Sequence[Tensor], gather: fx.GraphModule) -> list[Tensor]:
         """Return the copies for the parameters as they are, gathered now if any changed. Collective then."""
         if self._step != _steps[0] or not self._are_same(parameters):

@@ -15,6 +15,7 @@ from autopar.passes.cost.live_bytes import live_bytes
 from autopar.passes.pipeline import make_plan
 from autopar.passes.predict_memory import predict_memory
 from autopar.placement import parse_layout
+from autopar.runtime.execute import Executable
 from autopar.runtime.measure_memory import MemoryMeter
 from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.pipeline_memory import staged_live_bytes
@@ -78,6 +79,9 @@ def _measure(parallel: ParallelModule, built: Built, optimizer: torch.optim.Opti
     meter = MemoryMeter()
     meter.hold_module(parallel, optimizer)
     meter.hold("inputs", _tensors(built[1:]))
+    for executable in parallel._engine._executables.values():
+        if isinstance(executable, Executable):
+            meter.hold("saved", executable.kept_copies)
     with meter:
         output = parallel(*built[1], **built[2])
         meter.hold("outputs", _tensors(output))
