@@ -18,12 +18,7 @@ def trace_frontier(solve: Callable[[int | None], Plan], points: int) -> tuple[Fr
         points: how many, at least 2: the least budget with a plan, what the fastest plan keeps, and steps between.
     """
     fastest = solve(None)
-    try:
-        solve(1)
-    except InfeasibleError as error:
-        least = error.least_bytes
-    else:
-        least = 1
+    least = _least_budget(solve)
     most = max(fastest.memory.total_bytes, least)
     budgets = np.unique(np.geomspace(least, most, points).round().astype(np.int64))
     budgets[0], budgets[-1] = least, most
@@ -43,3 +38,11 @@ def trace_frontier(solve: Callable[[int | None], Plan], points: int) -> tuple[Fr
             )
         )
     return tuple(out)
+
+
+def _least_budget(solve: Callable[[int | None], Plan]) -> int:
+    try:
+        solve(1)
+    except InfeasibleError as error:
+        return error.least_bytes or 1
+    return 1
