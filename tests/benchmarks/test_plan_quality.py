@@ -15,6 +15,7 @@ from autopar.passes.program import Program
 from benchmarks import plan_quality
 from benchmarks.models.transformer import TransformerConfig, build
 from benchmarks.plan_quality import CASES, CLUSTERS, Case, bottleneck, compare, price_recipes, solve, table
+from benchmarks.recipes import RECIPES
 from tests import models
 
 FAST = Mesh((4,), ("model",), "h100", ("nvlink4",))
@@ -68,7 +69,7 @@ def test_a_row_says_what_does_not_fit() -> None:
 def test_kept_copies_are_gathered_once() -> None:
     """ZeRO-1/2 gathers no parameter in the backward; a byte less than what it keeps, and it does not fit."""
     program = small("mlp")
-    recipe = next(recipe for recipe in plan_quality.RECIPES if recipe.title == "ZeRO-1/2")
+    recipe = next(recipe for recipe in RECIPES if recipe.title == "ZeRO-1/2")
     kept = solve(program, FAST, None, recipe)
     names = {role.node for role in program.inputs if role.kind == "parameter"}
     gathered = [row.phase for row in kept.collectives if row.kind == "all_gather" and row.tensor in names]
@@ -95,7 +96,7 @@ def test_the_table_and_its_file(
     path = tmp_path / "rows.json"
     plan_quality.main(["--model", "llama-1b", "--cluster", "8 h100", "--json", str(path)])
     (row,) = json.loads(path.read_text())["rows"]
-    assert row["cluster"] == "8 h100" and set(row["recipes"]) == {recipe.title for recipe in plan_quality.RECIPES}
+    assert row["cluster"] == "8 h100" and set(row["recipes"]) == {recipe.title for recipe in RECIPES}
     told = capsys.readouterr().out
     assert "autopar" in told and f"| llama-1b | {row['ratio']:.2f} {row['best']} |" in told
 
