@@ -12,6 +12,7 @@ from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.micro_batches import micro_batches
 from autopar.passes.program import check_program
+from autopar.passes.rules.micro_batches import MICRO_BATCH
 from autopar.plans import PipelineRecord
 from autopar.runtime.verify_pipeline import verify_pipeline
 from tests.strategies.graphs import Recipe, recipes
@@ -22,7 +23,7 @@ TABLES = (("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zero_bubble", 1)
 
 
 @pytest.mark.timeout(1800)
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(recipes(4), st.data())
 def test_any_pipeline_equals_one_device(recipe: Recipe, data: st.DataObject) -> None:
     """Outputs, every gradient, buffers and stepped parameters equal the eager module's."""
@@ -38,7 +39,7 @@ def test_any_pipeline_equals_one_device(recipe: Recipe, data: st.DataObject) -> 
     except OptionError:
         assert count > 1
         reject()
-    ops = [node.name for node in cut.ops() if node.meta["phase"] == "forward"]
+    ops = [n.name for n in cut.ops() if n.meta["phase"] == "forward" and n.target is not MICRO_BATCH]
     number = ranks * chunks - 1
     if len(ops) <= number:
         reject()

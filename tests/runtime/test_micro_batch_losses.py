@@ -77,8 +77,7 @@ def build(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[nn.Module, 
     return model, (x, y)
 
 
-@pytest.mark.parametrize("cuts", [(), ("head",)])
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(("count", "cuts"), [(8, ()), (2, ("head",))])
 @pytest.mark.parametrize("loss", [ignored, summed, weighted, balanced, root, z_loss, joined])
 def test_a_loss_is_that_of_the_whole_batch(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], count: int, cuts: tuple[str, ...]
