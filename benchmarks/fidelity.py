@@ -15,7 +15,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -39,6 +39,14 @@ FITTED = (
 
 FEWEST = 5
 """Rows that a source needs for its rank correlation to count."""
+
+
+class Pair(NamedTuple):
+    """Predicted and measured seconds of one row, and its number of stages."""
+
+    predicted: float
+    measured: float
+    stages: int
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -85,19 +93,25 @@ def spearman(first: list[float], second: list[float]) -> float | None:
     return top / below if below else None
 
 
-def summarise(source: str, given: int, pairs: list[tuple[float, float]], skipped: Counter[str]) -> dict[str, Any]:
-    """Return the row of one source: errors as fractions of the measured time."""
-    errors = [abs(predicted / measured - 1) for predicted, measured in pairs]
+def summarise(source: str, given: int, pairs: list[Pair], skipped: Counter[str]) -> dict[str, Any]:
+    """Return the row of one source: errors as fractions of the measured time, those without stages apart as well."""
+    whole = [pair for pair in pairs if pair.stages == 1]
     return {
         "source_id": source,
-        "mape": sum(errors) / len(errors) if errors else None,
-        "worst": max(errors, default=None),
-        "spearman": spearman([p for p, _ in pairs], [m for _, m in pairs]),
+        **errors_of(pairs),
+        "spearman": spearman([pair.predicted for pair in pairs], [pair.measured for pair in pairs]),
+        "without_stages": {**errors_of(whole), "rows_used": len(whole)},
         "rows_given": given,
         "rows_used": len(pairs),
         "skipped": dict(sorted(skipped.items())),
         "fitted": source in FITTED,
     }
+
+
+def errors_of(pairs: list[Pair]) -> dict[str, float | None]:
+    """Return the mean and the worst error as fractions of the measured time."""
+    errors = [abs(pair.predicted / pair.measured - 1) for pair in pairs]
+    return {"mape": sum(errors) / len(errors) if errors else None, "worst": max(errors, default=None)}
 
 
 def order_of(run: Run) -> tuple[Any, ...]:
@@ -117,7 +131,7 @@ def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
             skipped[str(row.get("source_id"))][str(reason)] += 1
         except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError):
             skipped[str(row.get("source_id"))]["a figure is missing or of the wrong type"] += 1
-    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    pairs: dict[str, list[Pair]] = defaultdict(list)
     detail = []
     for run in sorted(runs, key=order_of):
         try:
@@ -125,7 +139,7 @@ def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
         except (AutoparError, RuntimeError, ValueError, ArithmeticError) as error:
             skipped[run.source][f"can't be captured or split as it says: {type(error).__name__}"] += 1
             continue
-        pairs[run.source].append((found["seconds"], run.seconds))
+        pairs[run.source].append(Pair(found["seconds"], run.seconds, run.pp))
         detail.append({"id": run.row_id, "source_id": run.source, "measured": run.seconds, **found})
     table = [summarise(source, given[source], pairs[source], skipped[source]) for source in sorted(given)]
     total: Counter[str] = sum(skipped.values(), Counter())
@@ -145,6 +159,11 @@ def show(table: list[dict[str, Any]]) -> str:
             lines.append(
                 f"{name:36} {row['mape']:7.1%} {row['worst']:7.1%} {rank:>8} {row['rows_used']:5} {row['rows_given']:5}"
             )
+    apart = table[-1]["without_stages"]
+    if apart["rows_used"]:
+        lines.append(
+            f"{'of which without stages':36} {apart['mape']:7.1%} {apart['worst']:7.1%} {'':8} {apart['rows_used']:5}"
+        )
     lines.append("\nleft out, by rule:")
     lines += [f"{count:6}  {rule}" for rule, count in sorted(table[-1]["skipped"].items(), key=lambda item: -item[1])]
     return "\n".join(lines)

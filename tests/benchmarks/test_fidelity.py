@@ -68,6 +68,8 @@ def test_tables_by_source():
     assert [row["rows_used"] for row in table] == [0, 2, 2]
     assert table[-1]["skipped"] == {"a figure is no positive number": 1, "mixture of experts": 1}
     assert table[0]["mape"] is None
+    assert table[-1]["without_stages"]["rows_used"] == 2
+    assert table[-1]["without_stages"]["mape"] == table[-1]["mape"]
     assert len(detail) == 2
 
 
