@@ -33,6 +33,7 @@ FITTED = (
     "megatron-bridge-perf",
     "megatron-readme-2020",
     "megatron-sc21-t2",
+    "torchao-training-doc",
     "torchtitan-202412",
 )
 """Sources that constants were fitted on; the others judge them."""
