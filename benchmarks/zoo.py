@@ -19,6 +19,8 @@ import importlib.util
 import json
 import multiprocessing
 import random
+import resource
+import signal
 import sys
 import time
 import traceback
@@ -50,6 +52,9 @@ from benchmarks.zoo_models.case import Case, vision_package  # noqa: E402
 
 MESHES = ((4,), (2, 2), (8,))
 LIMIT_S = 300
+"""CPU seconds that a mesh of a case may take: a busy machine makes nothing hang."""
+WAIT = 6
+"""How many times as long, on the wall, until a process that does nothing is ended too."""
 PROFILE = str(Path(__file__).resolve().parent / "zoo_models" / "small_device.json")
 FAULTS_OF_OURS = (LoweringError, RuleError)
 """Errors of autopar that are no refusals: the compiler contradicts itself."""
@@ -132,8 +137,16 @@ def judge(error: BaseException) -> Row:
     return {"result": "error", "detail": f"{text} ({where[0].filename}:{where[0].lineno})" if where else text}
 
 
-def _child(case: Case, meshes: Sequence[Sequence[int]], seed: int | None, pipe: Connection) -> None:
+def _allow(seconds: float) -> None:
+    """Let this process use so many more CPU seconds; it is killed after them."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(usage.ru_utime + usage.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _child(case: Case, meshes: Sequence[Sequence[int]], seed: int | None, limit_s: float, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    _allow(limit_s)
     planner = plan_best if seed is None else plan_random(seed)
     started = time.perf_counter()
     try:
@@ -142,6 +155,7 @@ def _child(case: Case, meshes: Sequence[Sequence[int]], seed: int | None, pipe: 
         pipe.send({**judge(error), "all": True, "seconds": time.perf_counter() - started})
         return
     for sizes in meshes:
+        _allow(limit_s)
         try:
             row = prepared.run(sizes, planner)
         except MismatchError as error:
@@ -177,7 +191,7 @@ def run_case(
     context = multiprocessing.get_context("fork")
     while len(rows) < len(meshes):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_child, args=(case, meshes[len(rows) :], seed, theirs), daemon=False)
+        process = context.Process(target=_child, args=(case, meshes[len(rows) :], seed, limit_s, theirs), daemon=False)
         process.start()
         theirs.close()
         while len(rows) < len(meshes):
@@ -199,7 +213,7 @@ def run_case(
 
 def _receive(pipe: Connection, process: Any, limit_s: float) -> Row:
     started = time.perf_counter()
-    if not pipe.poll(limit_s):
+    if not pipe.poll(WAIT * limit_s):
         process.kill()
         return {"result": "hang", "detail": f"not done after {limit_s:.0f} s", "seconds": limit_s, "ended": True}
     try:
@@ -208,6 +222,9 @@ def _receive(pipe: Connection, process: Any, limit_s: float) -> Row:
     except EOFError:
         process.join()
         seconds = round(time.perf_counter() - started, 1)
+        if process.exitcode == -signal.SIGXCPU:
+            detail = f"not done after {limit_s:.0f} CPU seconds"
+            return {"result": "hang", "detail": detail, "seconds": seconds, "ended": True}
         return {"result": "error", "detail": f"its process ended with {process.exitcode}", "seconds": seconds,
                 "ended": True}  # fmt: skip
 
@@ -220,6 +237,61 @@ def line(row: Row) -> str:
     return f"{head}  {row.get('detail', '')}".rstrip()
 
 
+def page(rows: Sequence[Row]) -> str:
+    """Return ``docs/zoo.md``: a line a case, a cell a mesh; the last row of a case on a mesh counts."""
+    found: dict[tuple[str, str], dict[tuple[int, ...], Row]] = {}
+    for row in rows:
+        found.setdefault((row["kind"], row["case"]), {})[tuple(row["mesh"])] = row
+    latest = [row for by_mesh in found.values() for row in by_mesh.values()]
+    counts = Counter(row["result"] for row in latest)
+    lines = [
+        *HEAD,
+        f"{len(found)} architectures, {len(latest)} runs: "
+        + ", ".join(f"{count} {result}" for result, count in counts.most_common())
+        + ".",
+        "",
+        "| kind | case | package | mode | " + " | ".join(f"({_name(sizes)})" for sizes in MESHES) + " |",
+        "| --- | --- | --- | --- | " + " | ".join("---" for _ in MESHES) + " |",
+    ]
+    for (kind, name), by_mesh in sorted(found.items()):
+        some = next(iter(by_mesh.values()))
+        cells = [_cell(by_mesh.get(sizes)) for sizes in MESHES]
+        mode = "training" if some["training"] else "inference"
+        lines.append(f"| {kind} | {name} | {some['package'] or 'written here'} | {mode} | " + " | ".join(cells) + " |")
+    lines += ["", "## What is not equal, and why", ""]
+    for (_, name), by_mesh in sorted(found.items()):
+        told = {row["detail"].replace(SITE, "") for row in by_mesh.values() if row.get("detail")}
+        lines += [f"- **{name}** {'; '.join(sorted(told))[:600]}" for _ in told][:1]
+    return "\n".join(lines)
+
+
+HEAD = (
+    "# The zoo",
+    "",
+    "Generated by `benchmarks/zoo.py` (`--json rows.json`, then `--page rows.json > docs/zoo.md`): unmodified",
+    "architectures of installed packages (`pip install autopar[zoo]`) and some written in `benchmarks/zoo_models`,",
+    "with random weights at small sizes, planned and run by all ranks in one process. `match`: loss, outputs, every",
+    "gradient, buffers and a step of the optimizer equal one device. A cell is the result, the ops that run whole on",
+    "every rank (those on single numbers left out) and the predicted speed-up over one device, on a device so slow",
+    "beside its links that small models are worth splitting. What is `refused` gets an error that names the model's line.",
+    "A cell is empty where the mesh was left out of the run.",
+    "",
+)
+SITE = str(Path(torch.__file__).resolve().parent.parent) + "/"
+
+
+def _name(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["result"] != "match":
+        return str(row["result"])
+    return f"match, {row['replicated_ops']} whole, {row['predicted_speedup']}x"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for; print a line each and a summary, write the rows as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -228,10 +300,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mesh", help="run on this mesh alone, such as 2,2")
     parser.add_argument("--random", type=int, metavar="SEED", help="run a random legal plan instead of the best")
     parser.add_argument("--sample", type=int, help="run so many cases, which change with the date")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a mesh of a case may take")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="CPU seconds that a mesh of a case may take")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--page", nargs="+", type=Path, metavar="JSON", help="print docs/zoo.md from rows, run nothing")
     options = parser.parse_args(arguments)
+    if options.page:
+        print(page([row for file in options.page for row in json.loads(file.read_text())["rows"]]))
+        return 0
     cases = load()
     unknown = sorted(set(options.case or ()) - set(cases))
     if unknown:

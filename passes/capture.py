@@ -63,10 +63,14 @@ def capture(
 
     try:
         trace = _trace(joint(), tensors)
-    except CaptureError:
+    except CaptureError as first:
         # Many models look at values, or call a kernel of one device, only when they are not compiled.
-        with torch_private.as_if_compiling():
-            trace = _trace(joint(), tensors)
+        try:
+            with torch_private.as_if_compiling():
+                trace = _trace(joint(), tensors)
+        except CaptureError as second:
+            # What only happens when compiled says nothing about the model as it runs.
+            raise second if isinstance(second.__cause__, torch_private.DATA_DEPENDENT) else first from first.__cause__
     check_trace(trace, model, names)
     return _program(trace, inputs, wants, leaves, in_spec)
 

@@ -61,9 +61,9 @@ _enter(
 )  # fmt: skip
 _enter(
     "unet1d", "UNet1DModel", lambda: {"sample": torch.randn(2, 4, 16), "timestep": torch.tensor([3, 7])},
-    sample_size=16, in_channels=4, out_channels=4, block_out_channels=(8, 16, 16),
+    sample_size=16, in_channels=4, out_channels=4, block_out_channels=(32, 32, 64),
     down_block_types=("DownBlock1DNoSkip", "DownBlock1D", "AttnDownBlock1D"),
-    up_block_types=("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip"), extra_in_channels=16,
+    up_block_types=("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip"), extra_in_channels=64,
 )  # fmt: skip
 _enter(
     "dit", "DiTTransformer2DModel",

@@ -71,9 +71,9 @@ hugging_face(
 )  # fmt: skip
 hugging_face(
     "align", KIND, "AlignModel",
-    {"text_config": {**BERT}, "vision_config": {"width_coefficient": 0.25, "depth_coefficient": 0.25,
-                                                "hidden_dim": 32, "image_size": 32},
-     "projection_dim": 32},
+    {"text_config": {**BERT, "hidden_size": 80}, "vision_config": {"width_coefficient": 0.25, "depth_coefficient": 0.25,
+                                                "hidden_dim": 80, "image_size": 32},
+     "projection_dim": 80},
     _pair(return_loss=True),
 )  # fmt: skip
 hugging_face(

@@ -114,7 +114,13 @@ _encoder("longformer", "LongformerForMaskedLM", text(), attention_window=4)
 _encoder("big-bird", "BigBirdForMaskedLM", text(), attention_type="original_full")
 _encoder("xlm", "XLMWithLMHeadModel", text(), emb_dim=32, n_layers=2, n_heads=4)
 _encoder("flaubert", "FlaubertWithLMHeadModel", text(), emb_dim=32, n_layers=2, n_heads=4)
-_encoder("funnel", "FunnelForMaskedLM", text(), block_sizes=[1, 1], d_model=32, n_head=4, d_head=8, d_inner=64)
+hugging_face(
+    "funnel",
+    ENCODER,
+    "FunnelForMaskedLM",
+    {"vocab_size": VOCAB, "block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64},
+    text(),
+)
 _encoder(
     "canine",
     "CanineForSequenceClassification",

@@ -34,8 +34,6 @@ _enter("timm-eva02", "eva02_tiny_patch14_224", **SMALL_VIT)
 _enter("timm-cait", "cait_xxs24_224", **SMALL_VIT)
 _enter("timm-xcit", "xcit_nano_12_p16_224", img_size=32, embed_dim=32, depth=2, num_heads=4)
 _enter("timm-convit", "convit_tiny", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, local_up_to_layer=1)
-_enter("timm-mixer", "mixer_s32_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2)
-_enter("timm-resmlp", "resmlp_12_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2)
 _enter(
     "timm-swin",
     "swin_tiny_patch4_window7_224",
@@ -49,7 +47,6 @@ _enter("timm-swin-v2", "swinv2_cr_tiny_224", img_size=32, window_size=2, embed_d
 _enter("timm-convnext", "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32))
 _enter("timm-convnext-v2", "convnextv2_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32))
 _enter("timm-resnet", "resnet10t", channels=(16, 16, 32, 32))
-_enter("timm-nfnet", "nf_resnet26", layers=(1, 1, 1, 1), channels=(16, 16, 32, 32))
 _enter("timm-resnetv2", "resnetv2_50", layers=(1, 1, 1, 1), channels=(16, 16, 32, 32))
 _enter("timm-resnest", "resnest14d", batch=2, training=False)
 _enter("timm-ghostnet", "ghostnet_050", batch=2)
@@ -107,3 +104,4 @@ _enter_class(
         block_layer=m.mlp_mixer.SpatialGatingBlock, mlp_layer=m.mlp_mixer.GatedMlp,
     ),
 )  # fmt: skip
+_enter_class("timm-mixer", lambda m: m.MlpMixer(img_size=32, patch_size=8, embed_dim=32, num_blocks=2, num_classes=10))

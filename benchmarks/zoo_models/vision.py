@@ -145,9 +145,14 @@ def _detr(backbone: Callable[[Any], Any] | None = None, **more: Any) -> Callable
     return of
 
 
-hugging_face("detr", DETECTION, "DetrForObjectDetection", _detr()("DetrConfig"), _boxes)
+hugging_face("detr", DETECTION, "DetrForObjectDetection", _detr()("DetrConfig"), _boxes, training=False)
 hugging_face(
-    "table-transformer", DETECTION, "TableTransformerForObjectDetection", _detr()("TableTransformerConfig"), _boxes
+    "table-transformer",
+    DETECTION,
+    "TableTransformerForObjectDetection",
+    _detr()("TableTransformerConfig"),
+    _boxes,
+    training=False,
 )
 hugging_face(
     "conditional-detr",
@@ -156,13 +161,6 @@ hugging_face(
     _detr()("ConditionalDetrConfig"),
     _boxes,
     training=False,
-)
-hugging_face(
-    "deformable-detr",
-    DETECTION,
-    "DeformableDetrForObjectDetection",
-    _detr(num_feature_levels=3)("DeformableDetrConfig"),
-    _boxes,
 )
 hugging_face("dab-detr", DETECTION, "DabDetrForObjectDetection", lambda library: library.DabDetrConfig(
     use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, hidden_size=32, encoder_layers=1,

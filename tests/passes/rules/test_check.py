@@ -78,3 +78,10 @@ def test_split_and_combine_are_inverse() -> None:
         found, fault = combine(split_tensor(whole, layout, (2, 3)), layout, 1e-12)
         assert not fault
         torch.testing.assert_close(found, whole)
+
+
+def test_pieces_have_memory_of_their_own() -> None:
+    """An op that looks past its operand must not find the other pieces there, and pass for one that can be split."""
+    x = torch.randn(8)
+    rule = Rule((Factor("f", 8, "sum"),), (("f",),), ((None,),))
+    assert check_rule(torch.ops.aten.as_strided.default, (x, [8], [1], 0), {}, rule, parts=2) != []

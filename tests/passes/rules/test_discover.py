@@ -14,6 +14,7 @@ from autopar.passes.rules.check import check_rule, node_of
 from autopar.passes.rules.discover import discover
 from autopar.passes.rules.rule import Rule
 from autopar.passes.rules.table import rule_of
+from tests.verified import verified_function
 
 LIBRARY = torch.library.Library("autopar_test_discover", "DEF")
 
@@ -161,3 +162,33 @@ def test_the_table_falls_back_to_discovery_and_keeps_the_generator() -> None:
 
 
 aten = torch.ops.aten
+
+
+def _scaled_tanh(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x) * w
+
+
+def _scaled_tanh_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    t = torch.tanh(x)
+    return g * w * (1 - t * t), (g * t).sum(0)
+
+
+_define("scaled_tanh(Tensor x, Tensor w) -> Tensor", _scaled_tanh)
+_define("scaled_tanh_backward(Tensor g, Tensor x, Tensor w) -> (Tensor, Tensor)", _scaled_tanh_backward)
+torch.library.register_autograd(
+    "autopar_test_discover::scaled_tanh",
+    lambda ctx, g: torch.ops.autopar_test_discover.scaled_tanh_backward(g, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    lib=LIBRARY,
+)
+
+
+def test_somebodys_op_with_a_gradient_of_its_own() -> None:
+    """A custom op and its backward are split by what is found, in a model that is planned and compared whole."""
+    program = verified_function(lambda x: torch.ops.autopar_test_discover.scaled_tanh(x, x[0]).square())
+    found = {str(node.target): node.meta["rule"] for node in program.ops() if "scaled_tanh" in str(node.target)}
+    assert len(found) == 2
+    for rule in found.values():
+        assert len(rule.factors) == 2 and not rule.reason
+    backward = next(rule for name, rule in found.items() if "backward" in name)
+    assert {factor.kind for factor in backward.factors} == {"sum", "parallel"}
