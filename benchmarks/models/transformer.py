@@ -81,7 +81,7 @@ class Attention(nn.Module):
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         grouped = config.kv_heads != config.heads
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=config.causal, enable_gqa=grouped)
-        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -97,8 +97,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor like ``x``."""
         if self.gate_proj is not None:
-            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return self.down_proj(F.gelu(self.up_proj(x)))
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(F.gelu(self.up_proj(x)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -116,7 +116,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return a tensor like ``x``."""
         x = x + self.dropout(self.attention(self.attention_norm(x), cos, sin))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
