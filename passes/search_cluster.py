@@ -262,11 +262,12 @@ class ClusterSearcher:
         placement = quick_stages(self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned)
         return Found(candidate, placement) if placement is not None else None
 
-    def search(self, *, slack: float = 0.005, exact_regions: int = 12, most_relaxed: int = 24) -> ClusterSearch:
+    def search(self, *, slack: float | None = None, exact_regions: int = 12, most_relaxed: int = 24) -> ClusterSearch:
         """Return the fastest candidate.
 
         Args:
-            slack: a candidate that can't be better by more than this part of the best is left out.
+            slack: a candidate that can't be better by more than this part of the best is left out; by default 0
+                where placements are made exact, else 0.005.
             exact_regions: up to so many regions the best placements are made exact by the integer program.
             most_relaxed: for deeper models, how many of the lowest bounds are raised by relaxed programs.
 
@@ -274,6 +275,8 @@ class ClusterSearcher:
             OptionError: there is no candidate: the batch, the stages or the limits do not divide.
             InfeasibleError: nothing fits the budget; it names the least that does.
         """
+        if slack is None:
+            slack = 0.0 if self.num_regions <= exact_regions else 0.005
         waiting = self._ordered()
         if not waiting:
             raise OptionError(

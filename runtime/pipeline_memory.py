@@ -174,8 +174,7 @@ class _Rank:
             raise PlanError("the plan has neither micro-batches nor stages; live_bytes predicts its lowered program")
         trained = any(role.kind == "tangent" for role in program.inputs)
         schedule = schedule_of(plan.pipeline, forward_only=not trained)
-        inside = sum(axis != plan.pipeline.axis for axis in range(plan.mesh.num_axes)) if plan.pipeline.ranks > 1 else 0
-        first = (0,) * (inside or plan.mesh.num_axes)
+        first = (0,) * plan.mesh.num_axes
         local, staged = stage_pieces(program, plan, first if coordinate is None else coordinate, run=False)
         return _Rank(local, staged, schedule, place)
 
