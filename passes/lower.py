@@ -135,6 +135,9 @@ class _Lowering:
             for route in plan.routes
         }
         self.saved = {name: tuple(map(parse_layout, layouts)) for name, layouts in plan.saved.items()}
+        self.outputs_of: dict[str, list[int]] = {}
+        for index, role in enumerate(program.outputs):
+            self.outputs_of.setdefault(role.node or "", []).append(index)
         self.again = set(plan.recomputed)
         self.states: dict[str, fx.Node] = {}
         unknown = sorted(self.again - self.globals.keys())
@@ -148,6 +151,8 @@ class _Lowering:
             for node in self.program.graph.nodes:
                 if node.op not in ("placeholder", "output") and self.phase(node) == phase:
                     self.lower_node(node, phase)
+                    if phase == BACKWARD:
+                        self.lower_outputs(phase, node.name)
             if phase == FORWARD:
                 self.save()
             self.lower_outputs(phase)
@@ -420,10 +425,13 @@ class _Lowering:
         for fresh in made:
             fresh.meta["val"] = known[fresh] if fresh in known else _run_on_meta(fresh)
 
-    def lower_outputs(self, phase: str) -> None:
-        """Bring the outputs of a phase to where the plan wants them."""
-        for index, role in enumerate(self.program.outputs):
+    def lower_outputs(self, phase: str, made: str | None = None) -> None:
+        """Bring the outputs of a phase to where the plan wants them: gradients as soon as they are ``made``."""
+        for index in self.outputs_of.get(made, ()) if made is not None else range(len(self.program.outputs)):
+            role = self.program.outputs[index]
             if role.node is None or (role.kind == "gradient") != (phase == BACKWARD):
+                continue
+            if self.end_layouts[index] is not None:
                 continue
             origin = self.globals[role.node]
             if not isinstance(origin.meta.get("val"), torch.Tensor):
