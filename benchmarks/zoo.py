@@ -206,8 +206,9 @@ def run_case(
         if process.is_alive():
             process.kill()
             process.join()
-    head = ("case", "kind", "package", "training", "mesh")
-    facts = (case.name, case.kind, case.package, case.training)
+    head = ("case", "kind", "package", "training", "plan", "mesh")
+    plan = "best" if seed is None else f"random {seed}"
+    facts = (case.name, case.kind, case.package, case.training, plan)
     return [{**dict(zip(head, (*facts, list(sizes)))), **row} for sizes, row in zip(meshes, rows)]
 
 
@@ -239,32 +240,30 @@ def line(row: Row) -> str:
 
 def page(rows: Sequence[Row]) -> str:
     """Return ``docs/zoo.md``: a line a case, a cell a mesh; the last row of a case on a mesh counts."""
-    found: dict[tuple[str, str], dict[tuple[int, ...], Row]] = {}
+    found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
-        found.setdefault((row["kind"], row["case"]), {})[tuple(row["mesh"])] = row
-    latest = [row for by_mesh in found.values() for row in by_mesh.values()]
-    counts = Counter(row["result"] for row in latest)
-    lines = [
-        *HEAD,
-        f"{len(found)} architectures, {len(latest)} runs: "
-        + ", ".join(f"{count} {result}" for result, count in counts.most_common())
-        + ".",
-        "",
-        "| kind | case | package | mode | " + " | ".join(f"({_name(sizes)})" for sizes in MESHES) + " |",
-        "| --- | --- | --- | --- | " + " | ".join("---" for _ in MESHES) + " |",
-    ]
-    for (kind, name), by_mesh in sorted(found.items()):
-        some = next(iter(by_mesh.values()))
-        cells = [_cell(by_mesh.get(sizes)) for sizes in MESHES]
-        mode = "training" if some["training"] else "inference"
-        lines.append(f"| {kind} | {name} | {some['package'] or 'written here'} | {mode} | " + " | ".join(cells) + " |")
+        column = _name(row["mesh"]) if row.get("plan", "best") == "best" else RANDOM
+        found.setdefault((row["kind"], row["case"]), {})[column] = row
+    columns = [*map(_name, MESHES), RANDOM]
+    lines = [*HEAD, f"{len(found)} architectures.", ""]
+    for title, some in (("By autopar's plan", columns[:-1]), ("By random plans", columns[-1:])):
+        counts = Counter(by[column]["result"] for by in found.values() for column in some if column in by)
+        told = ", ".join(f"{count} {result}" for result, count in counts.most_common())
+        lines.append(f"{title}: {counts.total()} runs: {told}.")
+    lines += ["", f"| kind | case | package | mode | {' | '.join(columns)} |", f"|{' --- |' * (4 + len(columns))}"]
+    for (kind, name), by in sorted(found.items()):
+        some_row = next(iter(by.values()))
+        mode = "training" if some_row["training"] else "inference"
+        cells = " | ".join(_cell(by.get(column)) for column in columns)
+        lines.append(f"| {kind} | {name} | {some_row['package'] or 'written here'} | {mode} | {cells} |")
     lines += ["", "## What is not equal, and why", ""]
-    for (_, name), by_mesh in sorted(found.items()):
-        told = {row["detail"].replace(SITE, "") for row in by_mesh.values() if row.get("detail")}
-        lines += [f"- **{name}** {'; '.join(sorted(told))[:600]}" for _ in told][:1]
+    for (_, name), by in sorted(found.items()):
+        details = sorted({row["detail"].replace(SITE, "")[:400] for row in by.values() if row.get("detail")})
+        lines += [f"- **{name}**: {detail}" for detail in details[:1]]
     return "\n".join(lines)
 
 
+RANDOM = "a random plan"
 HEAD = (
     "# The zoo",
     "",
@@ -273,8 +272,9 @@ HEAD = (
     "with random weights at small sizes, planned and run by all ranks in one process. `match`: loss, outputs, every",
     "gradient, buffers and a step of the optimizer equal one device. A cell is the result, the ops that run whole on",
     "every rank (those on single numbers left out) and the predicted speed-up over one device, on a device so slow",
-    "beside its links that small models are worth splitting. What is `refused` gets an error that names the line of the",
-    "model. A cell is empty where the mesh was left out of the run.",
+    "beside its links that small models are worth splitting. A random plan is a legal one that splits what a best plan",
+    "of a small model leaves whole. What is `refused` gets an error that names the line of the model; a `hang` is a plan",
+    "that was not found within the CPU seconds of the run. A cell is empty where the mesh was left out of the run.",
     "",
 )
 SITE = str(Path(torch.__file__).resolve().parent.parent) + "/"
@@ -287,7 +287,7 @@ def _name(sizes: Sequence[int]) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    if row["result"] != "match":
+    if row["result"] != "match" or row.get("plan", "best") != "best":
         return str(row["result"])
     return f"match, {row['replicated_ops']} whole, {row['predicted_speedup']}x"
 

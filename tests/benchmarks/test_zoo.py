@@ -101,10 +101,11 @@ def test_page() -> None:
     rows = [
         {**head, "mesh": [4], "result": "match", "replicated_ops": 3, "predicted_speedup": 2.5},
         {**head, "mesh": [8], "result": "refused", "detail": "CaptureError: line 7"},
+        {**head, "mesh": [3], "result": "match", "plan": "random 1", "replicated_ops": 9, "predicted_speedup": None},
     ]
     text = page(rows)
-    assert "| k | a | p | training | match, 3 whole, 2.5x |  | refused |" in text
-    assert "1 architectures, 2 runs: 1 match, 1 refused." in text and "- **a** CaptureError: line 7" in text
+    assert "| k | a | p | training | match, 3 whole, 2.5x |  | refused | match |" in text
+    assert "By autopar's plan: 2 runs: 1 match, 1 refused." in text and "- **a** CaptureError: line 7" in text
 
 
 def test_there_are_at_least_sixty_of_many_kinds() -> None:
