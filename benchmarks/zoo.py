@@ -272,9 +272,9 @@ HEAD = (
     "with random weights at small sizes, planned and run by all ranks in one process. `match`: loss, outputs, every",
     "gradient, buffers and a step of the optimizer equal one device. A cell is the result, the ops that run whole on",
     "every rank (those on single numbers left out) and the predicted speed-up over one device, on a device so slow",
-    "beside its links that small models are worth splitting. A random plan is a legal one that splits what a best plan",
-    "of a small model leaves whole. What is `refused` gets an error that names the line of the model; a `hang` is a plan",
-    "that was not found within the CPU seconds of the run. A cell is empty where the mesh was left out of the run.",
+    "beside its links that small models are worth splitting. A random plan is a legal one that splits what the best",
+    "one of a small model leaves whole. What is `refused` gets an error that names the line of the model; a `hang`",
+    "is a plan that was not found within the CPU seconds of the run. A cell is empty where the mesh was left out.",
     "",
 )
 SITE = str(Path(torch.__file__).resolve().parent.parent) + "/"

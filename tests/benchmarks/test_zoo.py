@@ -105,7 +105,7 @@ def test_page() -> None:
     ]
     text = page(rows)
     assert "| k | a | p | training | match, 3 whole, 2.5x |  | refused | match |" in text
-    assert "By autopar's plan: 2 runs: 1 match, 1 refused." in text and "- **a** CaptureError: line 7" in text
+    assert "By autopar's plan: 2 runs: 1 match, 1 refused." in text and "- **a**: CaptureError: line 7" in text
 
 
 def test_there_are_at_least_sixty_of_many_kinds() -> None:
