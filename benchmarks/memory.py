@@ -7,7 +7,8 @@ Nothing is timed. A simulated rank runs a whole step (forward, backward; optimiz
 and every tensor storage is followed; ``predicted`` comes from the lowered program alone. The second table trains a
 16-bit model with float32 masters and shows how the bytes of a rank fall with its number (Rajbhandari et al. 2020,
 "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 3: 16 bytes a parameter on one device;
-2 + 14 / N and 16 / N in stages 2 and 3), also with gradients that add up over two micro-batches.
+4 + 12 / N, 2 + 14 / N and 16 / N in stages 1, 2 and 3). Stage 1 is measured in two micro-batches: the gradients of one
+lie beside the sum, 2 bytes more than the formula.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -31,21 +33,23 @@ from autopar.passes.cost.live_bytes import live_bytes
 from autopar.passes.cost.storages import LiveBytes
 from autopar.passes.fold import fold
 from autopar.passes.lower import lower
+from autopar.passes.name_roles import name_roles
 from autopar.passes.pipeline import make_plan
-from autopar.passes.pipeline_plan import choose_pipeline, cut_program, make_pipeline_plan
+from autopar.passes.pipeline_plan import choose_pipeline, cut_program
 from autopar.passes.program import Program, is_getitem
+from autopar.passes.rules.micro_batches import OVER
 from autopar.passes.segments import cut_segments
-from autopar.placement import Layout, parse_layout
+from autopar.placement import REPLICATE, Layout, parse_layout
 from autopar.plans import Options, Plan
 from autopar.runtime.measure_memory import MakeOptimizer, measure_rank
 from autopar.runtime.pipeline_memory import measure_staged_rank, staged_live_bytes
 
-STAGES = ("zero0", "zero2", "zero2 x2", "zero3")
+STAGES = ("zero0", "zero1", "zero2", "zero3")
 PLANS = ("best", "zero0", "zero2", "zero3", "zero0 again", "zero2 again", "zero3 again")
 PER_PARAMETER: dict[str, Callable[[int], float]] = {
     "zero0": lambda n: 16.0,
+    "zero1": lambda n: 4.0 + 12.0 / n,
     "zero2": lambda n: 2.0 + 14.0 / n,
-    "zero2 x2": lambda n: 2.0 + 14.0 / n,
     "zero3": lambda n: 16.0 / n,
 }
 """Bytes of model states for each parameter by the number of ranks, with 16-bit training and Adam."""
@@ -151,23 +155,48 @@ def measure(
     program: Program, built: Built, ranks: int, name: str, optimizer: str, make: MakeOptimizer
 ) -> dict[str, Any]:
     """Predict and measure the first rank under a plan; return one row."""
-    if name == "zero2 x2":
-        return measure_micro_batches(program, built, ranks, optimizer, make)
     local = lower(program, plan_of(program, ranks, name, optimizer), (0,), run=False)
-    predicted, measured = live_bytes(local, optimizer), measure_rank(local, values_of(program, built), make)
-    return _row(predicted, measured)
+    return _row(live_bytes(local, optimizer), measure_rank(local, values_of(program, built), make))
 
 
-def measure_micro_batches(
-    program: Program, built: Built, ranks: int, optimizer: str, make: MakeOptimizer
-) -> dict[str, Any]:
-    """Do the same in two micro-batches: parameters are gathered once, gradients reduced once a step."""
-    mesh = Mesh((ranks,), ("data",), device="cpu")
-    constraints = {"*": "batch; zero3"} if ranks > 1 else {}
-    options = Options(constraints=constraints, optimizer=optimizer, micro_batches=2)
-    cut = cut_program(program, choose_pipeline(program, mesh, options), options.outputs)
-    plan = make_pipeline_plan(program, mesh, options, cut=cut)
-    return _row(staged_live_bytes(cut, plan), measure_staged_rank(cut, plan, values_of(program, built), make))
+def measure_stage(program: Program, built: Built, ranks: int, stage: str) -> dict[str, Any]:
+    """Predict and measure the first rank with every op split over the batch, the backward's too; return one row.
+
+    Stage 1 runs in two micro-batches: parameters are gathered once, gradients add up whole and are reduced once.
+    """
+    mesh, parts = Mesh((ranks,), ("data",), device="cpu"), 2 if stage == "zero1" else None
+    options = Options(optimizer="adamw-mixed", micro_batches=parts)
+    record = choose_pipeline(program, mesh, options)
+    cut = annotate(cut_program(program, record, options.outputs)) if parts else program
+    parameters = {role.node for role in cut.inputs if role.kind == "parameter"}
+    rest: Layout = (REPLICATE,) if stage == "zero0" or ranks == 1 else (0,)
+    plan = complete_plan(
+        cut,
+        mesh,
+        batch_choices(cut) if ranks > 1 else {},
+        {role.name: rest for role in cut.inputs if role.kind == "parameter"},
+        options=options,
+        pick_saved=lambda name, had: had if stage in ("zero1", "zero2") and name in parameters else had[:1],
+    )
+    values = values_of(program, built)
+    if parts:
+        plan = msgspec.structs.replace(plan, pipeline=record)
+        return _row(staged_live_bytes(cut, plan), measure_staged_rank(cut, plan, values, MixedAdamW))
+    local = lower(cut, plan, (0,), run=False)
+    return _row(live_bytes(local, options.optimizer), measure_rank(local, values, MixedAdamW))
+
+
+def batch_choices(program: Program) -> dict[str, tuple[str, ...]]:
+    """Return the split over the batch of every op that has one, on one axis; partial gradients add up partial."""
+    roles = name_roles(program)
+    out: dict[str, tuple[str, ...]] = {}
+    for node in program.ops():
+        known = roles.get(node.name, {})
+        names = [factor.name for factor in node.meta["rule"].factors if known.get(factor.name) == "batch"]
+        out[node.name] = (names[0] if names else "replicate",)
+        if node.target == OVER and out[node.all_input_nodes[0].name] != ("replicate",):
+            out[node.name] = ("partial(sum):0",)
+    return out
 
 
 def _row(predicted: LiveBytes, measured: LiveBytes) -> dict[str, Any]:
@@ -206,7 +235,7 @@ def zero_rows(depth: int, width: int) -> list[dict[str, Any]]:
     rows = []
     for stage in STAGES:
         for ranks in (1, 2, 4, 8):
-            row = measure(program, built, ranks, stage, "adamw-mixed", MixedAdamW)
+            row = measure_stage(program, built, ranks, stage)
             row |= {"model": f"{depth} x {width}", "plan": stage, "ranks": ranks}
             row["bytes_per_parameter"] = row["measured_bytes"] / parameters
             row["formula"] = PER_PARAMETER[stage](ranks)
