@@ -19,6 +19,7 @@ import importlib.util
 import json
 import multiprocessing
 import random
+import re
 import resource
 import signal
 import sys
@@ -258,7 +259,7 @@ def page(rows: Sequence[Row]) -> str:
         lines.append(f"| {kind} | {name} | {some_row['package'] or 'written here'} | {mode} | {cells} |")
     lines += ["", "## What is not equal, and why", ""]
     for (_, name), by in sorted(found.items()):
-        details = sorted({row["detail"].replace(SITE, "")[:400] for row in by.values() if row.get("detail")})
+        details = sorted({PLACE.sub("", row["detail"])[:400] for row in by.values() if row.get("detail")})
         lines += [f"- **{name}**: {detail}" for detail in details[:1]]
     return "\n".join(lines)
 
@@ -277,7 +278,8 @@ HEAD = (
     "is a plan that was not found within the CPU seconds of the run. A cell is empty where the mesh was left out.",
     "",
 )
-SITE = str(Path(torch.__file__).resolve().parent.parent) + "/"
+PLACE = re.compile(r"/\S*/(?=(?:torch|torchvision|transformers|timm|diffusers)/)")
+"""Where packages are installed, in the text of an error."""
 
 
 def _name(sizes: Sequence[int]) -> str:
