@@ -23,11 +23,14 @@ from .layout_graph import Floats
 from .model import Flow, LinearModel, build_model
 from .problem import Problem
 from .reduce import reduce_problem
-from .solver import LARGE, Answer, Relaxed, branch, dual_bound, is_integral, relax
+from .solver import INTEGRAL_TOLERANCE, LARGE, Answer, Relaxed, branch, dual_bound, is_integral, relax
 
 FIRST_ALLOWANCE = 1e-4
 """Of the bound: how much dearer than it a plan of the first attempt may be."""
 GROWTH = 4.0
+SAME = 1e-7
+"""Relative difference of a plan from the bound below which it is proved: that of the solvers' own arithmetic."""
+MOST_DIVES = 60
 MOST_BRANCHED = 60_000
 """Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
 
@@ -75,10 +78,12 @@ def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: s
     bound, prices = dual_bound(model, relaxed.duals)
     if relaxed.status != "optimal" or not math.isfinite(bound) or bound <= 0:
         return Proved(problem, model, branch(model, time_limit_s=limit_s))
+    best = _dive(problem, model, relaxed, objective)
+    if best is not None and best.answer.objective - bound <= SAME * bound:
+        return replace(best, answer=replace(best.answer, bound=min(bound, best.answer.objective)))
     rows = strategy_prices(problem, model, prices)
     total = sum(map(len, rows))
-    allowance = FIRST_ALLOWANCE * bound
-    best: Proved | None = None
+    allowance = FIRST_ALLOWANCE * bound if best is None else 1.001 * (best.answer.objective - bound)
     while True:
         keep = [row <= allowance for row in rows]
         if sum(int(kept.sum()) for kept in keep) > 0.9 * total:
@@ -96,6 +101,41 @@ def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: s
         if part.answer.objective - bound <= allowance:
             return part
         allowance = 1.001 * (part.answer.objective - bound)
+
+
+def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str) -> Proved | None:
+    """Return some integral plan near the relaxation: what is decided stays, one open decision at a time is closed.
+
+    A relaxation is fractional without a gap where axes are alike: it mixes plans that mirror one another. Closing one
+    decision then decides the rest.
+    """
+    for _ in range(MOST_DIVES):
+        if len(relaxed.values) != model.num_variables:
+            return None
+        done = _as_answer(model, relaxed)
+        if done is not None:
+            return Proved(problem, model, done) if done.status == "optimal" else None
+        keep, best, closed = [], 0.0, -1
+        for index, decision in enumerate(problem.decisions):
+            first = int(model.first_variable[index])
+            values = relaxed.values[first : first + len(decision.strategies)]
+            most = float(values.max())
+            keep.append(values >= most if most > 1 - INTEGRAL_TOLERANCE else np.ones(len(values), dtype=np.bool_))
+            if best < most <= 1 - INTEGRAL_TOLERANCE:
+                best, closed = most, index
+        if closed >= 0:
+            first = int(model.first_variable[closed])
+            row = int(np.argmax(relaxed.values[first : first + len(keep[closed])]))
+            keep[closed] = np.arange(len(keep[closed])) == row
+        elif all(kept.all() for kept in keep):
+            return None
+        try:
+            problem = reduce_problem(problem.with_rows(keep), dominate=objective == "seconds")
+        except ConstraintError:
+            return None
+        model = build_model(problem, objective=objective)
+        relaxed = relax(model)
+    return None
 
 
 def _solve_part(
