@@ -28,7 +28,7 @@ class Attention(nn.Module):
             for proj, y in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(x.shape))
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
         return out
 
 
