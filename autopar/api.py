@@ -46,6 +46,7 @@ def plan(
     schedule: str | None = None,
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
+    disable: Sequence[str] = (),
 ) -> Plan:
     """Find the best plan of a model on a mesh. Touches no data and needs no process group.
 
@@ -76,6 +77,8 @@ def plan(
         batch_norm: ``"exact"``: statistics of the whole batch, which micro-batches can't have: they are then refused;
             ``"per_micro_batch"``: each micro-batch is normalised by its own, as in gradient accumulation; running
             statistics move once a step, towards the mean over the micro-batches.
+        disable: names of passes over the lowered program that are left out, such as ``["bucket_collectives"]``; they
+            change when collectives run, never what comes out (docs/graph_passes.md).
 
     An axis of the mesh that is called ``pp`` is the pipeline axis: each of its ranks has its own part of the model.
 
@@ -102,6 +105,7 @@ def plan(
         cuts=cuts,
         at_once=at_once,
         norms=check_batch_norm(batch_norm, model),
+        disable=disable,
     )
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
@@ -132,6 +136,7 @@ def parallelize(
     schedule: str | None = None,
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
+    disable: Sequence[str] = (),
 ) -> ParallelModule:
     """Return ``model`` as a module that runs on all ranks of ``mesh``. Every rank calls it, as under ``torchrun``.
 
@@ -146,9 +151,9 @@ def parallelize(
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is
             ``cross_entropy(original(x), y)``.
-        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts, batch_norm: as in
-            ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the parameters of its own
-            stages alone.
+        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts, batch_norm, disable:
+            as in ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the parameters of
+            its own stages alone.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
 
     Raises:
@@ -178,6 +183,7 @@ def parallelize(
             cuts=cuts,
             at_once=at_once,
             norms=check_batch_norm(batch_norm, model),
+            disable=disable,
         )
         if example_inputs is None and example_kwargs is None:
             example = None
@@ -204,6 +210,7 @@ def parallelize(
                 schedule=schedule,
                 cuts=cuts,
                 batch_norm=batch_norm,
+                disable=disable,
             ),
         )
     return ParallelModule(model, groups, options, example=example, loss=loss, plan=plan)

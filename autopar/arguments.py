@@ -168,6 +168,20 @@ def check_batch_norm(batch_norm: Any, model: torch.nn.Module) -> tuple[str, ...]
     return tuple(name for name, module in model.named_modules() if isinstance(module, kinds))
 
 
+def check_disable(disable: Any) -> tuple[str, ...]:
+    """Return the names of the passes to leave out, sorted.
+
+    Raises:
+        OptionError: it is no list of texts, or a name is unknown.
+    """
+    from autopar.passes.improve.improve import check_names
+
+    if isinstance(disable, str) or not isinstance(disable, Sequence) or not all(isinstance(n, str) for n in disable):
+        raise OptionError(f"disable= takes a list of names of passes, such as ['bucket_collectives']; got {disable!r}")
+    check_names(disable)
+    return tuple(sorted(set(disable)))
+
+
 def check_options(
     optimizer: Any,
     memory: Any,
@@ -181,6 +195,7 @@ def check_options(
     cuts: Any = None,
     at_once: Any = False,
     norms: tuple[str, ...] = (),
+    disable: Any = (),
 ) -> Options:
     """Return the options of a plan.
 
@@ -215,6 +230,7 @@ def check_options(
         cuts=check_cuts(cuts),
         at_once=at_once,
         norms=norms,
+        disable=check_disable(disable),
     )
 
 

@@ -44,6 +44,7 @@ class Options(Struct, frozen=True, kw_only=True):
         cuts: module or forward op at which each stage but the first starts; empty to leave it to the planner.
         recompute: forward tensors may be computed again in the backward where the budget asks for it.
         norms: batch norms that may take the statistics of each micro-batch for those of the batch.
+        disable: passes over the lowered program that are left out (``passes.improve``).
     """
 
     optimizer: str = "adamw"
@@ -58,6 +59,7 @@ class Options(Struct, frozen=True, kw_only=True):
     cuts: tuple[str, ...] = ()
     recompute: bool = True
     norms: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
 
 
 class Route(Struct, frozen=True, kw_only=True):

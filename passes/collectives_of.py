@@ -7,28 +7,29 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from autopar.passes.insert_collectives import COLLECTIVES
-from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
+from autopar.passes.collective_calls import collective_calls
+from autopar.passes.local_program import LocalProgram
 from autopar.placement import layout_name
 from autopar.plans import CollectiveRow
 
 
 def collectives_of(program: LocalProgram) -> tuple[CollectiveRow, ...]:
-    """Return every collective of a lowered program in order, with the bytes that this rank hands in, padding too."""
+    """Return every collective of a lowered program in order, with the bytes that this rank hands in, padding too.
+
+    Collectives that run as one are listed one by one, as a plan lists them.
+    """
     rows = []
     for node in program.joint.graph.nodes:
-        kind = COLLECTIVES.get(node.target) if node.op == "call_function" else None
-        if kind is not None:
-            handed: torch.Tensor = node.args[0].meta["val"]
+        for call in collective_calls(node):
             rows.append(
                 CollectiveRow(
-                    kind=kind,
-                    axis=int(str(node.args[-1]).removeprefix(GROUP_PREFIX)),
-                    tensor=node.meta["origin"],
+                    kind=call.kind,
+                    axis=call.axis,
+                    tensor=call.origin,
                     phase=node.meta["phase"],
-                    bytes=handed.numel() * handed.element_size(),
+                    bytes=call.bytes_in,
                     seconds=0.0,
-                    reason=node.meta["reason"],
+                    reason=call.reason,
                 )
             )
     return tuple(rows)
@@ -54,8 +55,8 @@ def _node_lines(node: fx.Node) -> Iterator[str]:
     if node.op == "output":
         yield f"return {node.args[0]}"
         return
-    if "reason" in node.meta and node.target in COLLECTIVES:
-        yield f"# {node.meta['origin']} {node.meta['reason']}"
+    for call in collective_calls(node):
+        yield f"# {call.origin} {call.reason}"
     arguments = ", ".join([*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())])
     layout = f" in {layout_name(node.meta['layout'])}" if "layout" in node.meta else ""
     yield f"{node.name}: {_shape(node)}{layout} = {node.target}({arguments})"

@@ -12,8 +12,8 @@ from autopar.errors import LoweringError
 
 from .local_program import LocalProgram
 from .micro_batches import INDEX, completes
-from .place_nodes import Placing, place_nodes, touches_generator
-from .program import has_many_results, is_getitem, is_random
+from .place_nodes import Placing, place_nodes
+from .program import has_many_results, is_getitem, is_random, touches_generator
 from .rules.micro_batches import JOIN
 from .split_phases import GraphOnly
 from .stage_pieces import (

@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from autopar.errors import LoweringError, PlanError
 from autopar.mesh import Coordinate, Mesh
 from autopar.passes.annotate import annotate
+from autopar.passes.improve.improve import improve
+from autopar.passes.improve.setting import Setting
 from autopar.passes.insert_collectives import insert_arc
 from autopar.passes.local_ops import local_op
 from autopar.passes.local_program import LocalProgram
@@ -41,21 +43,41 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 def lower(
-    program: Program, plan: Plan, coordinate: Coordinate, *, device: torch.device | None = None, run: bool = True
+    program: Program,
+    plan: Plan,
+    coordinate: Coordinate,
+    *,
+    device: torch.device | None = None,
+    run: bool = True,
+    improved: bool = True,
 ) -> LocalProgram:
     """Return what the rank at ``coordinate`` of the plan's mesh runs.
 
-    Every tensor travels exactly the routes of the plan, each arc at its first use. No op is traced again: local shapes
-    follow from the layouts.
+    Every tensor travels exactly the routes of the plan. No op is traced again: local shapes follow from the layouts.
 
     Args:
         device: where factories (``arange``, ``full``, ...) create their tensors; as captured by default.
         run: the halves will be called as modules, so their code is generated; a simulation needs none.
+        improved: run the passes of ``improve``, but those that the plan's options disable; otherwise each arc is
+            carried out by itself at its first use.
 
     Raises:
         PlanError: the plan was made for another program.
         LoweringError: the plan lacks a node, a route or a layout, or names a choice that the op does not have.
     """
+    return lower_ranks(program, plan, [coordinate], device=device, run=run, improved=improved)[0]
+
+
+def lower_ranks(
+    program: Program,
+    plan: Plan,
+    coordinates: Sequence[Coordinate] | None = None,
+    *,
+    device: torch.device | None = None,
+    run: bool = True,
+    improved: bool = True,
+) -> list[LocalProgram]:
+    """Return what several ranks run, all of the mesh by default; see ``lower``."""
     found = program.fingerprint()
     if plan.fingerprint != found:
         raise PlanError(
@@ -64,7 +86,30 @@ def lower(
         )
     if any("rule" not in node.meta for node in program.ops()):
         annotate(program)
-    return _Lowering(program, plan, coordinate, device).run(run)
+    coordinates = list(plan.mesh.coordinates()) if coordinates is None else coordinates
+    ranks = [_Lowering(program, plan, coordinate, device) for coordinate in coordinates]
+    joints = [rank.joint() for rank in ranks]
+    if improved:
+        first = (0,) * plan.mesh.num_axes
+        leads = [joint for rank, joint in zip(ranks, joints) if rank.coordinate == first or not rank.is_uneven()]
+        lead = leads[0] if leads else _Lowering(program, plan, first, device).joint()
+        improve(
+            [lead, *(joint for joint in joints if joint is not lead)], _setting(program, plan), plan.options.disable
+        )
+    return [rank.local_program(joint, run) for rank, joint in zip(ranks, joints)]
+
+
+def _setting(program: Program, plan: Plan) -> Setting:
+    placeholders = {role.node for role in program.inputs}
+    saved = ((name, parse_layout(text)) for name, layouts in plan.saved.items() for text in layouts)
+    return Setting(
+        mesh=plan.mesh,
+        inputs=program.inputs,
+        outputs=program.outputs,
+        kept=frozenset((name, layout) for name, layout in saved if name in placeholders),
+        optimizer=plan.options.optimizer,
+        memory_bytes=plan.options.memory,
+    )
 
 
 def choices_of(node: fx.Node, names: Sequence[str], mesh: Mesh) -> tuple[Choice, ...]:
@@ -140,13 +185,14 @@ class _Lowering:
             self.outputs_of.setdefault(role.node or "", []).append(index)
         self.again = set(plan.recomputed)
         self.states: dict[str, fx.Node] = {}
+        self.layouts: dict[str, Layout] = {}
         unknown = sorted(self.again - self.globals.keys())
         if unknown:
             raise LoweringError(f"the plan computes {unknown[0]} again, which the program does not compute")
 
-    def run(self, callable_halves: bool) -> LocalProgram:
+    def joint(self) -> fx.GraphModule:
         """Lower placeholders, the forward, what it saves, the backward, and the outputs."""
-        layouts = {role.node: self.placeholder(role) for role in self.program.inputs}
+        self.layouts = {role.node: self.placeholder(role) for role in self.program.inputs}
         for phase in (FORWARD, BACKWARD):
             for node in self.program.graph.nodes:
                 if node.op not in ("placeholder", "output") and self.phase(node) == phase:
@@ -157,15 +203,26 @@ class _Lowering:
                 self.save()
             self.lower_outputs(phase)
         self.graph.output(tuple(self.ends))
-        output_layouts = tuple(self.end_layouts)
-        joint = GraphOnly(self.program.graph_module, self.graph)
+        return GraphOnly(self.program.graph_module, self.graph)
+
+    def is_uneven(self) -> bool:
+        """Tell whether pieces of some tensor differ between ranks; the answer is the same on each."""
+        last = tuple(size - 1 for size in self.mesh.sizes)
+        return any(
+            local_shape(self.globals[name].meta["val"].shape, layout, self.mesh.sizes, last)
+            != local_shape(self.globals[name].meta["val"].shape, layout, self.mesh.sizes, (0,) * len(last))
+            for (name, _), layouts in self.there.items()
+            for layout in layouts
+        )
+
+    def local_program(self, joint: fx.GraphModule, callable_halves: bool) -> LocalProgram:
+        """Cut the joint graph into its halves."""
         forward, backward, num_saved = split_phases(
             joint, self.program.inputs, self.program.outputs, callable_halves=callable_halves
         )
         roles = self.program.inputs, self.program.outputs
-        return LocalProgram(
-            joint, forward, backward, *roles, layouts, output_layouts, num_saved, self.mesh, self.coordinate
-        )
+        layouts = self.layouts, tuple(self.end_layouts)
+        return LocalProgram(joint, forward, backward, *roles, *layouts, num_saved, self.mesh, self.coordinate)
 
     def phase(self, node: fx.Node) -> str:
         """Return the phase of a node; a result belongs to the phase of the op that computes it."""

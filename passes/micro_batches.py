@@ -113,7 +113,7 @@ class _Cutting(_Lowering):
         self.index.meta.update(
             val=torch.empty((), dtype=torch.int64, device="meta"), phase="forward", module="", source=""
         )
-        self.local = self.run(False)
+        self.local = self.local_program(self.joint(), False)
 
     def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: _Reader) -> fx.Node:
         value: torch.Tensor = tensor.meta["val"]

@@ -203,7 +203,7 @@ def stage_pieces(
         raise PlanError("the plan has neither micro-batches nor stages")
     stages = assign_stages(program, record.cuts)
     plan = save_at_cuts(program, plan, stages)
-    local = lower(program, plan, coordinate, run=False)
+    local = lower(program, plan, coordinate, run=False, improved=False)
     staged = cut_stages(
         local,
         stages,

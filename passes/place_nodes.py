@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import fx
 
 from autopar.errors import LoweringError
 
 from .micro_batches import INDEX, completes
-from .program import Input, Output, is_getitem, is_random
+from .program import Input, Output, is_getitem, touches_generator
 from .stage_pieces import BACKWARD, BEGIN, COMPLETE, END, FORWARD, TURN
 
-_STATES: tuple[Any, ...] = (torch.ops.autopar.random_state.default, torch.ops.autopar.set_random_state.default)
 _EVERYWHERE = frozenset({"input", "buffer", "tangent"})
 
 
@@ -34,11 +31,6 @@ class Placing:
     stage: dict[fx.Node, int] = field(default_factory=dict)
     free: set[fx.Node] = field(default_factory=set)
     barrier: bool = False
-
-
-def touches_generator(node: fx.Node) -> bool:
-    """Tell whether an op draws random numbers, or reads or sets the generator's state."""
-    return is_random(node) or node.target in _STATES
 
 
 def place_nodes(

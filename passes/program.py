@@ -231,3 +231,11 @@ def _faults(program: Program) -> Iterator[str]:
 def is_random(node: fx.Node) -> bool:
     """Tell whether an op draws random numbers from the default generator."""
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def touches_generator(node: fx.Node) -> bool:
+    """Tell whether an op draws random numbers, or reads or sets the generator's state."""
+    return is_random(node) or str(node.target) in _STATES
+
+
+_STATES = frozenset({"autopar.random_state.default", "autopar.set_random_state.default"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from autopar.errors import PlanError
@@ -65,6 +66,8 @@ class Compiler:
                 made = predict_staged_memory(program, plan_program(program, groups.mesh, options)).to_bytes()
         if plan is None:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
+        if plan.options.disable != options.disable:
+            plan = msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, disable=options.disable))
         with groups.together("cutting the batch into micro-batches"):
             if plan.pipeline is not None:
                 program = cut_program(program, plan.pipeline, plan.options.outputs)

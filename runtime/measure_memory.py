@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from autopar.passes.collective_calls import COALESCED, WAIT
 from autopar.passes.cost.storages import LiveBytes, StorageLog, kernels_of
 from autopar.passes.insert_collectives import COLLECTIVES
 from autopar.passes.local_program import LocalProgram
@@ -163,9 +164,10 @@ def stand_alone(half: fx.GraphModule) -> fx.GraphModule:
     """Return a copy that runs without other ranks and takes its arguments in a list."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(half.graph, {}))
+    stand_ins = _stand_ins()
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in _STAND_INS:
-            node.target = _STAND_INS[node.target]
+        if node.op == "call_function" and node.target in stand_ins:
+            node.target = stand_ins[node.target]
     return fx.GraphModule(half, take_arguments_in_a_list(graph))
 
 
@@ -185,20 +187,44 @@ def _all_to_all(tensor: Tensor, received: list[int], sent: list[int], group: str
     return torch.cat([tensor[:1]] * sum(received))
 
 
-def _wait(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 _BY_KIND: dict[str, Callable[..., Tensor]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
 }
-_STAND_INS: dict[Any, Callable[..., Tensor]] = {
-    **{op: _BY_KIND[kind] for op, kind in COLLECTIVES.items()},
-    torch.ops._c10d_functional.wait_tensor.default: _wait,
-}
+
+
+def _stand_ins() -> dict[Any, Callable[..., Any]]:
+    """Return what runs in place of every collective; what is handed in is held until the wait, as a process does."""
+    held: dict[int, Tensor] = {}
+
+    def alone(kind: str) -> Callable[..., Tensor]:
+        def run(tensor: Tensor, *args: Any) -> Tensor:
+            result = _BY_KIND[kind](tensor, *args)
+            if kind != "all_reduce":  # it works on a copy
+                held[result.untyped_storage()._cdata] = tensor
+            return result
+
+        return run
+
+    def several(kind: str) -> Callable[..., list[Tensor]]:
+        one = alone(kind)
+
+        def run(tensors: list[Tensor], *args: Any) -> list[Tensor]:
+            return [one(tensor, *args) for tensor in tensors]
+
+        return run
+
+    def wait(tensor: Tensor) -> Tensor:
+        held.pop(tensor.untyped_storage()._cdata, None)
+        return tensor
+
+    return {
+        **{op: alone(kind) for op, kind in COLLECTIVES.items()},
+        **{op: several(COLLECTIVES[single]) for op, single in COALESCED.items()},
+        WAIT: wait,
+    }
 
 
 def _running(op: Any) -> str:

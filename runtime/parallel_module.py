@@ -322,6 +322,8 @@ def _check_parameters(plan: Plan, model: nn.Module) -> None:
 
 
 def _merge_options(options: Options, plan: Plan) -> Options:
+    import msgspec
+
     for name, default in (("inputs", "global"), ("outputs", "auto")):
         asked, made = getattr(options, name), getattr(plan.options, name)
         if asked not in (default, made):
@@ -336,4 +338,4 @@ def _merge_options(options: Options, plan: Plan) -> Options:
             f"the plan was made under the constraints {plan.options.constraints}, but {options.constraints} are asked; "
             "leave constraints= out, or plan again under them"
         )
-    return plan.options
+    return msgspec.structs.replace(plan.options, disable=options.disable or plan.options.disable)

@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.errors import LoweringError, MismatchError
 from autopar.mesh import Mesh
-from autopar.passes.insert_collectives import COLLECTIVES
+from autopar.passes.collective_calls import COALESCED, WAIT, collective_calls, is_collective
 from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
 from autopar.passes.program import is_random
 from autopar.placement import PARTIAL_NAMES, Layout, is_partial, layout_name, local_offset, local_shape
@@ -20,7 +20,6 @@ from autopar.placement import PARTIAL_NAMES, Layout, is_partial, layout_name, lo
 Watch = Callable[[fx.Node, list[Any]], None]
 """``watch(node of rank 0, value on every rank)`` is called after each node."""
 
-_WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
 _REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
@@ -199,11 +198,9 @@ def run_lockstep(
             results = [next(feed) for feed in feeds]
         elif head.op == "get_attr":
             results = [operator.attrgetter(str(head.target))(module) for module in modules]
-        elif head.target in COLLECTIVES:
+        elif is_collective(head):
             handed = [_read(node.args, env) for node, env in zip(nodes, envs)]
-            results = _communicate(head, handed, mesh)
-            if moved is not None:
-                moved.append(_moved(head, handed))
+            results = _communicate_all(head, handed, mesh, moved)
         else:
             results = _compute(nodes, envs)
         for env, node, result in zip(envs, nodes, results, strict=True):
@@ -225,7 +222,7 @@ def _read(args: Any, env: dict[fx.Node, Any]) -> Any:
 
 def _compute(nodes: Sequence[fx.Node], envs: Sequence[dict[fx.Node, Any]]) -> list[Any]:
     target: Any = nodes[0].target
-    if target is _WAIT:
+    if target is WAIT:
         return [env[node.args[0]] for node, env in zip(nodes, envs)]  # type: ignore[index]
     state = torch.random.get_rng_state() if is_random(nodes[0]) else None
     results = []
@@ -236,13 +233,22 @@ def _compute(nodes: Sequence[fx.Node], envs: Sequence[dict[fx.Node, Any]]) -> li
     return results
 
 
-def _moved(node: fx.Node, handed: list[Any]) -> Moved:
-    nbytes = max(args[0].numel() * args[0].element_size() for args in handed)
-    axis = int(str(handed[0][-1]).removeprefix(GROUP_PREFIX))
-    return Moved(COLLECTIVES[node.target], axis, node.meta.get("origin", ""), node.meta.get("phase", ""), nbytes)
+def _communicate_all(node: fx.Node, handed: list[Any], mesh: Mesh, moved: list[Moved] | None) -> list[Any]:
+    """Run a collective, or each of those that run as one; return the result, or the list of results, of every rank."""
+    calls = collective_calls(node)
+    several = node.target in COALESCED
+    results: list[list[torch.Tensor]] = [[] for _ in handed]
+    for index, call in enumerate(calls):
+        parts = [(args[0][index], *args[1:]) if several else args for args in handed]
+        for mine, value in zip(results, _communicate(node, call.kind, parts, mesh)):
+            mine.append(value)
+        if moved is not None:
+            nbytes = max(args[0].numel() * args[0].element_size() for args in parts)
+            moved.append(Moved(call.kind, call.axis, call.origin, node.meta.get("phase", ""), nbytes))
+    return list(results) if several else [mine[0] for mine in results]
 
 
-def _communicate(node: fx.Node, handed: list[Any], mesh: Mesh) -> list[torch.Tensor]:
+def _communicate(node: fx.Node, kind: str, handed: list[Any], mesh: Mesh) -> list[torch.Tensor]:
     group = handed[0][-1]
     if any(args[-1] != group for args in handed):
         raise LoweringError(f"ranks name different groups at {node.name}: {[args[-1] for args in handed]}")
@@ -253,7 +259,7 @@ def _communicate(node: fx.Node, handed: list[Any], mesh: Mesh) -> list[torch.Ten
             ranks = mesh.group(coordinate, axis)
             members = [handed[rank] for rank in ranks]
             _check_alike(node, members)
-            for rank, result in zip(ranks, _combine(COLLECTIVES[node.target], members)):
+            for rank, result in zip(ranks, _combine(kind, members)):
                 results[rank] = result
     return [result for result in results if result is not None]
 

@@ -16,7 +16,7 @@ from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.local_program import LocalProgram
-from autopar.passes.lower import lower
+from autopar.passes.lower import lower_ranks
 from autopar.passes.program import Program
 from autopar.plans import Plan
 
@@ -78,7 +78,7 @@ class SimulatedModule(nn.Module):
     def _simulate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Simulation:
         program = annotate(capture(self.original, args, dict(kwargs)))
         plan = self._planner(program, self._mesh)
-        return _Simulation(program, plan, [lower(program, plan, c, run=False) for c in self._mesh.coordinates()])
+        return _Simulation(program, plan, lower_ranks(program, plan, run=False))
 
     def _run(self, simulation: _Simulation, leaves: Sequence[Any]) -> Any:
         program = simulation.program

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import InputError, MismatchError
 from autopar.passes.cost.memory import MIXED
 from autopar.passes.local_program import LocalProgram
-from autopar.passes.lower import lower
+from autopar.passes.lower import lower_ranks
 from autopar.passes.program import Program, result_values
 from autopar.placement import local_shape
 from autopar.plans import Plan
@@ -88,7 +88,7 @@ def verify_ranks(
     rng = torch.random.get_rng_state()
     try:
         reference = run_original(model, program, args, kwargs or {}, seed)
-        programs = [lower(program, plan, c, run=False) for c in plan.mesh.coordinates()]
+        programs = lower_ranks(program, plan, run=False)
         torch.manual_seed(seed)
         faults: list[str] = []
         result = None

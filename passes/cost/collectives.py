@@ -9,6 +9,7 @@ works along another dim than the first (its pieces must be made contiguous). All
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -92,6 +93,24 @@ def collective_seconds(
     if kind == "all_reduce":
         return all_reduce_seconds(num_ranks, bytes_in, link, device)
     return all_to_all_seconds(num_ranks, bytes_in, source, target, link, device)
+
+
+def coalesced_seconds(kind: str, num_ranks: int, bytes_in: Sequence[float], link: Link, device: Device) -> float:
+    """Return the seconds of several collectives of ``kind`` along the first dim that run as one.
+
+    A library of accelerators (NCCL) starts them together: one call, the bytes of all. On the host (gloo; a device that
+    does not fuse) they are copied into one buffer and out of it, and reduce-scatters run one after the other.
+
+    Args:
+        bytes_in: what each hands in.
+    """
+    host = not device.fuses
+    one = sum(bytes_in)
+    if len(bytes_in) == 1 or (host and kind == "reduce_scatter"):
+        return sum(float(collective_seconds(kind, num_ranks, each, 0, 0, link, device)) for each in bytes_in)
+    whole = one * (num_ranks if kind == "all_gather" else 1)
+    copies = float(device.stream_seconds(2.0 * (one + whole))) if host else 0.0
+    return float(collective_seconds(kind, num_ranks, one, 0, 0, link, device)) + copies
 
 
 def _pass_seconds(num_ranks: int, bytes_total: Numbers, link: Link) -> Numbers:

@@ -13,10 +13,10 @@ from ..program import Input
 from .memory import parameter_bytes
 from .op_memory import Form
 from .storages import LiveBytes, kernels_of
-from .walk_graph import GraphWalk, Storage, numbers_of, own
+from .walk_graph import GraphWalk, Storage, Watch, numbers_of, own
 
 
-def live_bytes(local: LocalProgram, optimizer: str = "adamw") -> LiveBytes:
+def live_bytes(local: LocalProgram, optimizer: str = "adamw", watch: Watch | None = None) -> LiveBytes:
     """Return the bytes of one forward and backward on the rank of ``local`` when most of them are alive.
 
     Counted are parameters, buffers, constants, inputs and the optimizer's state, which lie there all the time; outputs,
@@ -26,8 +26,9 @@ def live_bytes(local: LocalProgram, optimizer: str = "adamw") -> LiveBytes:
     Args:
         local: the lowered program; any rank's, the first has the largest pieces.
         optimizer: whose state lies beside the parameters.
+        watch: called after each op with the bytes that were alive at most while it ran.
     """
-    walk = GraphWalk(kernels_of(local.mesh.device))
+    walk = GraphWalk(kernels_of(local.mesh.device), watch)
     roles = [role for role in local.inputs if role.kind != "tangent"]
     values = [node.meta["val"] for node in _placeholders(local.forward)]
     resting = [resting_form(walk, role, value) for role, value in zip(roles, values, strict=True)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..insert_collectives import COLLECTIVES
+from ..collective_calls import COALESCED, WAIT, Call, collective_calls
 from ..program import is_getitem
 from .op_memory import Form, OpMemories
 from .storages import Account, Kernels
 
-_WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
+Watch = Callable[[fx.Node, int], None]
 
 
 class Storage:
@@ -32,13 +33,18 @@ class Storage:
 class GraphWalk:
     """Walks graphs and keeps one account of all of them.
 
+    Args:
+        watch: called after each op with the bytes that were alive at most while it ran.
+
     Attributes:
         account: of every storage.
         largest_gather_bytes: the largest result of a single gather so far.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, watch: Watch | None = None) -> None:
         self.account = Account()
+        self._watch = watch
+        self._held: dict[int, Form] = {}
         self.largest_gather_bytes = 0
         self._memories = OpMemories(kernels)
         self._constants: dict[str, Form] = {}
@@ -68,10 +74,22 @@ class GraphWalk:
             if node.op == "output":
                 return [fx.node.map_arg(end, env.__getitem__) for end in node.args[0]]
             if node.op != "placeholder":
-                env[node] = self._value(node, env)
+                env[node] = self._watched(node, env)
             for gone in uses[node]:
                 del env[gone]
         raise AssertionError("the graph has no output")
+
+    def _watched(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        if self._watch is None:
+            return self._value(node, env)
+        live, start = self.account.live_bytes, len(self.account.events)
+        value = self._value(node, env)
+        highest = live
+        for _, nbytes, _ in self.account.events[start:]:
+            live += nbytes
+            highest = max(highest, live)
+        self._watch(node, highest)
+        return value
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         if node.op == "get_attr":
@@ -80,13 +98,24 @@ class GraphWalk:
         args, kwargs = given
         if is_getitem(node):
             return args[0][args[1]]
-        if node.target is _WAIT:
+        if node.target is WAIT:
+            self._held.pop(args[0].storage.number, None)
             return args[0]
-        if node.target not in COLLECTIVES:
+        calls = collective_calls(node)
+        if not calls:
             return self._computed(node, args, dict(kwargs))
-        if COLLECTIVES[node.target] == "all_gather":
-            self.largest_gather_bytes = max(self.largest_gather_bytes, node.meta["val"].nbytes)
-        return self.fresh(node.meta["val"], node.name)
+        handed = args[0] if node.target in COALESCED else [args[0]]
+        results = [self._sent(node, call, operand) for call, operand in zip(calls, handed, strict=True)]
+        return results if node.target in COALESCED else results[0]
+
+    def _sent(self, node: fx.Node, call: Call, operand: Form) -> Form:
+        """Return the result of a collective; what it hands in is alive until the wait."""
+        if call.kind == "all_gather":
+            self.largest_gather_bytes = max(self.largest_gather_bytes, call.value.nbytes)
+        result = self.fresh(call.value, node.name)
+        if call.holds_operand:
+            self._held[result.storage.number] = operand
+        return result
 
     def _constant(self, target: str, node: fx.Node) -> Any:
         value = node.meta.get("val")

@@ -33,7 +33,9 @@ class Counting(TorchDispatchMode):
         name = str(func.overloadpacket).rpartition(".")[2]
         if func.namespace == "_c10d_functional" and name != "wait_tensor":
             axis = next(self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes)
-            self.moves.append((_KINDS[name], axis, args[0].numel() * args[0].element_size()))
+            for handed in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
+                kind = _KINDS[name.removesuffix("_coalesced")]
+                self.moves.append((kind, axis, handed.numel() * handed.element_size()))
         return func(*args, **(kwargs or {}))
 
 

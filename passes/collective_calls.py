@@ -1,0 +1,87 @@
+"""Read the collectives of a node: one, or several that run as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .insert_collectives import COLLECTIVES
+from .local_program import GROUP_PREFIX
+
+_C10D: Any = torch.ops._c10d_functional
+
+WAIT: Any = _C10D.wait_tensor.default
+"""The op that makes a collective's result ready."""
+
+COALESCED: dict[Any, Any] = {
+    _C10D.all_gather_into_tensor_coalesced.default: _C10D.all_gather_into_tensor.default,
+    _C10D.all_reduce_coalesced.default: _C10D.all_reduce.default,
+    _C10D.reduce_scatter_tensor_coalesced.default: _C10D.reduce_scatter_tensor.default,
+}
+"""Op that runs several collectives as one -> the op of each. It takes a list of operands and returns one of results."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of a node.
+
+    Attributes:
+        kind: as ``Arc.kind``.
+        op: the single op.
+        axis: of the mesh.
+        operand: the node that it hands in.
+        arguments: the op's arguments after the operand, the group last.
+        value: the local tensor that comes out, on meta.
+        origin: the global node whose tensor moves.
+        reason: why.
+    """
+
+    kind: str
+    op: Any
+    axis: int
+    operand: fx.Node
+    arguments: tuple[Any, ...]
+    value: torch.Tensor
+    origin: str
+    reason: str
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes that this rank hands in."""
+        handed: torch.Tensor = self.operand.meta["val"]
+        return handed.numel() * handed.element_size()
+
+    @property
+    def holds_operand(self) -> bool:
+        """Tell whether what is handed in stays alive until the wait; an all-reduce works on a copy, its result."""
+        return self.kind != "all_reduce"
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Tell whether a node runs one collective, or several as one."""
+    return node.op == "call_function" and (node.target in COLLECTIVES or node.target in COALESCED)
+
+
+def collective_calls(node: fx.Node) -> tuple[Call, ...]:
+    """Return the collectives that a node runs, in order; none for any other node."""
+    if not is_collective(node):
+        return ()
+    op = COALESCED.get(node.target, node.target)
+    first, *rest = node.args
+    axis = int(str(rest[-1]).removeprefix(GROUP_PREFIX))
+    if op is node.target:
+        members: tuple[Any, ...] = (
+            (first, node.meta.get("val"), node.meta.get("origin", ""), node.meta.get("reason", "")),
+        )
+    else:
+        members = tuple(
+            (operand, value, *member)
+            for operand, value, member in zip(first, node.meta["val"], node.meta["members"], strict=True)  # type: ignore[arg-type]
+        )
+    return tuple(
+        Call(COLLECTIVES[op], op, axis, operand, tuple(rest), value, origin, reason)
+        for operand, value, origin, reason in members
+    )
