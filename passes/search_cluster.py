@@ -20,8 +20,9 @@ from .hardware import Hardware
 from .price_regions import PricedRegion
 from .region_variants import Conditions, region_variants
 from .schedules import NAMES, SINGLE, make_schedule
+from .solve.path_bound import path_bound
 from .solve.stage_records import Region, Variant
-from .solve.stages import Placement, place_stages, quick_stages, relaxed_bound
+from .solve.stages import Placement, first_paths, place_stages, quick_stages
 
 Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
 """Prices the regions on the mesh inside a stage, for so many samples a micro-batch."""
@@ -262,7 +263,7 @@ class ClusterSearcher:
         placement = quick_stages(self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned)
         return Found(candidate, placement) if placement is not None else None
 
-    def search(self, *, slack: float | None = None, exact_regions: int = 12, most_relaxed: int = 24) -> ClusterSearch:
+    def search(self, *, slack: float | None = None, exact_regions: int = 12, most_relaxed: int = 400) -> ClusterSearch:
         """Return the fastest candidate.
 
         Args:
@@ -331,19 +332,28 @@ class ClusterSearcher:
         self, best: Found, solved: Sequence[tuple[float, Found]], exact_regions: int, most_relaxed: int
     ) -> tuple[Found, float]:
         """Raise the bounds of the candidates that might still be faster, and take what turns out to be."""
-        bound_s = math.inf
-        for number, (low_s, found) in enumerate(sorted(solved, key=lambda row: row[0])):
+        waiting = sorted((row for row in solved if row[0] < best.step_s), key=lambda row: row[0])
+        if self.num_regions > exact_regions:
+            return best, self._raise_bounds(best, waiting, most_relaxed)
+        bound_s = best.step_s
+        for low_s, found in waiting:
             if low_s >= best.step_s:
                 break
-            if self.num_regions <= exact_regions:
-                exact = self._exact(found, best.step_s)
-                if exact is not None and exact.step_s < best.step_s:
-                    best = exact
-                low_s = max(low_s, exact.placement.bound_s if exact is not None else best.step_s)
-            elif number < most_relaxed:
-                low_s = max(low_s, self._relaxed(found, best.step_s))
-            bound_s = min(bound_s, low_s)
+            exact = self._exact(found, best.step_s)
+            if exact is not None and exact.step_s < best.step_s:
+                best = exact
+            bound_s = min(bound_s, max(low_s, exact.placement.bound_s if exact is not None else best.step_s))
         return best, min(bound_s, best.step_s)
+
+    def _raise_bounds(self, best: Found, waiting: Sequence[tuple[float, Found]], most_relaxed: int) -> float:
+        """Return a bound for all that are waiting; none needs to be raised above that of the best itself."""
+        bound_s, left = best.step_s, most_relaxed
+        for low_s, found in sorted(waiting, key=lambda row: (row[1].candidate != best.candidate, row[0])):
+            if low_s < bound_s and left:
+                left -= 1
+                low_s = max(low_s, self._relaxed(found, bound_s))
+            bound_s = min(bound_s, low_s)
+        return bound_s
 
     def _exact(self, found: Found, cutoff_s: float) -> Found | None:
         placement = place_stages(
@@ -356,14 +366,15 @@ class ClusterSearcher:
         return None if placement is None else Found(found.candidate, placement)
 
     def _relaxed(self, found: Found, enough_s: float) -> float:
-        return relaxed_bound(
+        at = found.placement
+        return path_bound(
             self.regions(found.candidate),
-            found.placement.schedule,
+            at.schedule,
             self.budget,
-            paths=[found.placement.simulation.path],
+            paths=[*first_paths(at.schedule), at.simulation.path],
+            near=at.costs,
             enough_s=enough_s,
-            max_rounds=12,
-        )
+        ).bound_s
 
     def _too_small(self, waiting: Sequence[tuple[float, float, Candidate]]) -> InfeasibleError:
         """Return the error that names the least memory, and the least number of devices that would do."""

@@ -15,19 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..schedules import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    SPLITS_BACKWARD,
-    Schedule,
-    StageCost,
-    fullest_moments,
-    in_flight,
-    peak_bytes,
-    simulate_schedule,
-)
+from ..schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, SPLITS_BACKWARD, Schedule
+from ..simulate_schedule import StageCost, fullest_moments, in_flight, peak_bytes, simulate_schedule
 from .layout_graph import Floats, Ints
 from .stage_records import Region, Variant, stage_costs
 

@@ -11,7 +11,9 @@ from ortools.linear_solver.python import model_builder
 
 from autopar.errors import AutoparError
 
-from ..schedules import Schedule, StageCost, Term, fullest_moments
+from ..schedules import Schedule
+from ..simulate_schedule import Term, fullest_moments
+from .stage_records import Region
 
 _PARAMETERS = "limits/gap = 0\nlimits/absgap = 0\nnumerics/feastol = 1e-9\n"
 
@@ -66,11 +68,21 @@ class StageAnswer:
     bound_s: float
 
 
+def group_runs(regions: Sequence[Region]) -> list[Run]:
+    """Group neighbours that are alike: how many of them lie on a stage is all that is decided."""
+    out: list[Run] = []
+    for region in regions:
+        last = out[-1] if out else None
+        if last is not None and last.variants == region.variants and (last.count == 1 or last.inner_s == last.outer_s):
+            inner_s = last.outer_s
+            out[-1] = Run(region.variants, last.count + 1, inner_s, region.send_s)
+        else:
+            out.append(Run(region.variants, 1, 0.0, region.send_s))
+    return out
+
+
 class StageModel:
     """The program; ``add_path`` adds rows, ``solve`` may be called again and again.
-
-    Relaxed, regions may be shared out in fractions and in any order, and every cut is as cheap as the cheapest: a
-    linear program whose answer is a bound.
 
     Variables: regions of each run and variant on each stage; for every stage but the last, whether each run has begun
     and whether it is over by the end of that stage, which makes stages contiguous and says where the cut lies.
@@ -84,12 +96,11 @@ class StageModel:
         pinned: Sequence[int],
         *,
         least_bytes: bool = False,
-        relaxed: bool = False,
     ) -> None:
         self.runs, self.schedule, self.budget = runs, schedule, budget
-        self.least_bytes, self.relaxed = least_bytes, relaxed
-        self.unit_s = _unit(runs)
-        self.unit_bytes = _unit_bytes(runs, schedule)
+        self.least_bytes = least_bytes
+        self.unit_s = unit_seconds(runs)
+        self.unit_bytes = unit_bytes(runs, schedule)
         self.excess = 0
         self.known: set[tuple[tuple[Term, int], ...]] = set()
         self.model: Any = model_builder.Model()
@@ -107,22 +118,20 @@ class StageModel:
             self.model.add(sum(n for run in self.counts[stage] for n in run) >= 1)
         for r, run in enumerate(runs):
             self.model.add(self._so_far(schedule.num_stages - 1, r) == run.count)
-        for first in [] if relaxed else pinned:
+        for first in pinned:
             self._pin(first)
         if budget is not None or least_bytes:
             self._bound_bytes()
         self.model.minimize(self.fullest if least_bytes else self.makespan)
 
     def _count(self, most: int, name: str) -> Any:
-        return self.model.new_num_var(0.0, most, name) if self.relaxed else self.model.new_int_var(0, most, name)
+        return self.model.new_int_var(0, most, name)
 
     def _so_far(self, stage: int, run: int) -> Any:
         return sum(n for before in range(stage + 1) for n in self.counts[before][run])
 
     def _cut(self, stage: int) -> Any:
         """Make stages up to ``stage`` a prefix of the model; return the seconds of the cut behind it."""
-        if self.relaxed:
-            return min((cost for run in self.runs for cost in run.sends), default=0.0) / self.unit_s
         send: Any = 0.0
         over_before: Any = None
         for r, run in enumerate(self.runs):
@@ -168,7 +177,7 @@ class StageModel:
 
     def _working(self, stages: Sequence[int]) -> Any:
         sizes = {variant.working_bytes for run in self.runs for variant in run.variants}
-        if sizes == {0} or self.relaxed:
+        if sizes == {0}:
             return 0.0
         working = self.model.new_num_var(0.0, math.inf, "working")
         for stage in stages:
@@ -221,30 +230,6 @@ class StageModel:
         solver.set_solver_specific_parameters(parameters)
         return solver
 
-    def relax(self) -> tuple[float, tuple[StageCost, ...]] | None:
-        """Return the bound of a relaxed program and what its stages cost; None when nothing fits the budget."""
-        if self.budget is not None:
-            self.fullest.upper_bound = self.budget / self.unit_bytes
-        solver = self._solver("glop", "")
-        status = solver.solve(self.model)
-        if status == model_builder.SolveStatus.INFEASIBLE:
-            return None
-        if status != model_builder.SolveStatus.OPTIMAL:
-            raise AutoparError(f"the solver stopped with {status.name} on {self.schedule.num_stages} relaxed stages")
-        costs = []
-        for stage, counts in enumerate(self.counts):
-            sums = {
-                field: sum(
-                    getattr(variant, field) * max(0.0, float(solver.value(n)))
-                    for run, row in zip(self.runs, counts, strict=True)
-                    for variant, n in zip(run.variants, row, strict=True)
-                )
-                for field in ("forward_s", "input_s", "weight_s", "step_s")
-            }
-            send_s = self.sends[stage] * self.unit_s if stage < len(self.sends) else 0.0
-            costs.append(StageCost(send_s=send_s, **sums))
-        return float(solver.objective_value) * self.unit_s * (1.0 - 1e-9), tuple(costs)
-
     def _read(self, solver: Any) -> StageAnswer:
         firsts: list[int] = []
         variants: list[int] = []
@@ -259,13 +244,14 @@ class StageModel:
         return StageAnswer(tuple(firsts), tuple(variants), bound * self.unit_s)
 
 
-def _unit(runs: Sequence[Run]) -> float:
+def unit_seconds(runs: Sequence[Run]) -> float:
     """Return the seconds of one unit of time: the solver's tolerances are absolute."""
     times = [v.forward_s + v.input_s + v.weight_s + v.step_s for run in runs for v in run.variants]
     largest = max(times)
     return 2.0 ** round(math.log2(largest)) if largest > 0 else 1.0
 
 
-def _unit_bytes(runs: Sequence[Run], schedule: Schedule) -> float:
+def unit_bytes(runs: Sequence[Run], schedule: Schedule) -> float:
+    """Return the bytes of one unit of memory."""
     most = max(v.state_bytes + schedule.num_micro_batches * v.saved_bytes for run in runs for v in run.variants)
     return 2.0 ** math.ceil(math.log2(max(1, most)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..schedules import StageCost
+from ..simulate_schedule import StageCost
 
 
 @dataclass(frozen=True)

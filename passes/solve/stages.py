@@ -15,20 +15,10 @@ from dataclasses import dataclass
 from autopar.errors import AutoparError, InfeasibleError, OptionError
 from autopar.report.text import exact_bytes
 
-from ..schedules import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    Schedule,
-    Simulation,
-    StageCost,
-    Term,
-    peak_bytes,
-    simulate_schedule,
-)
+from ..schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule
+from ..simulate_schedule import Simulation, StageCost, Term, peak_bytes, simulate_schedule
 from .stage_bounds import Bounds
-from .stage_model import Run, StageModel
+from .stage_model import StageModel, group_runs
 from .stage_records import Region, stage_costs
 
 EXACT = 1e-9
@@ -87,39 +77,6 @@ def quick_stages(
     return best
 
 
-def relaxed_bound(
-    regions: Sequence[Region],
-    schedule: Schedule,
-    budget: int | None = None,
-    *,
-    paths: Sequence[Mapping[Term, int]] = (),
-    enough_s: float = math.inf,
-    max_rounds: int = 40,
-) -> float:
-    """Return a lower bound on the makespan: regions shared out in fractions, with rows of paths until they add nothing.
-
-    Args:
-        regions, schedule, budget: as ``place_stages``.
-        paths: rows to begin with, such as that of a good placement.
-        enough_s: stop at a bound that is no less than this.
-        max_rounds: linear programs at most; every one of them gives a bound.
-    """
-    model = StageModel(_runs(regions), schedule, budget, (), relaxed=True)
-    for path in (*first_paths(schedule), *paths):
-        model.add_path(path)
-    bound_s = 0.0
-    for _ in range(max_rounds):
-        found = model.relax()
-        if found is None:
-            return math.inf
-        bound_s = max(bound_s, found[0])
-        simulation = simulate_schedule(schedule, found[1])
-        close = simulation.makespan_s <= bound_s * (1.0 + 1e-4)
-        if bound_s >= enough_s or close or not model.add_path(simulation.path):
-            break
-    return bound_s
-
-
 def place_stages(
     regions: Sequence[Region],
     schedule: Schedule,
@@ -149,7 +106,7 @@ def place_stages(
     bound_s = best.bound_s if best is not None else 0.0
     if best is not None and best.makespan_s >= cutoff_s:
         best = None
-    model = StageModel(_runs(regions), schedule, budget, pinned)
+    model = StageModel(group_runs(regions), schedule, budget, pinned)
     for path in first_paths(schedule):
         model.add_path(path)
     rounds = 0
@@ -198,19 +155,6 @@ def _check(regions: Sequence[Region], schedule: Schedule, pinned: Sequence[int])
             )
 
 
-def _runs(regions: Sequence[Region]) -> list[Run]:
-    """Group neighbours that are alike: how many of them lie on a stage is all that is decided."""
-    out: list[Run] = []
-    for region in regions:
-        last = out[-1] if out else None
-        if last is not None and last.variants == region.variants and (last.count == 1 or last.inner_s == last.outer_s):
-            inner_s = last.outer_s
-            out[-1] = Run(region.variants, last.count + 1, inner_s, region.send_s)
-        else:
-            out.append(Run(region.variants, 1, 0.0, region.send_s))
-    return out
-
-
 def first_paths(schedule: Schedule) -> list[Mapping[Term, int]]:
     """Return a path for every rank: to its first action, through all of its actions, and back to the first stage.
 
@@ -256,7 +200,7 @@ def _send(schedule: Schedule, path: dict[Term, int], stage: int) -> None:
 def _too_small(
     regions: Sequence[Region], schedule: Schedule, budget: int | None, pinned: Sequence[int]
 ) -> InfeasibleError:
-    model = StageModel(_runs(regions), schedule, None, list(pinned), least_bytes=True)
+    model = StageModel(group_runs(regions), schedule, None, list(pinned), least_bytes=True)
     answer = model.solve(math.inf)
     if answer is None:
         raise AutoparError(f"the least memory of {schedule.num_stages} stages could not be found")

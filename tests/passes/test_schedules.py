@@ -7,15 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import OptionError
-from autopar.passes.schedules import (
-    SCHEDULES,
-    Action,
-    Schedule,
+from autopar.passes.schedules import SCHEDULES, Action, Schedule, make_schedule
+from autopar.passes.simulate_schedule import (
     StageCost,
     bubble_share,
     in_flight,
     least_makespan,
-    make_schedule,
     peak_bytes,
     simulate_schedule,
 )

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import InfeasibleError, OptionError
-from autopar.passes.schedules import SCHEDULES, Schedule, make_schedule, peak_bytes, simulate_schedule
+from autopar.passes.schedules import SCHEDULES, Schedule, make_schedule
+from autopar.passes.simulate_schedule import peak_bytes, simulate_schedule
+from autopar.passes.solve.path_bound import path_bound
 from autopar.passes.solve.stage_records import Region, Variant, crossing_bytes, stage_costs
-from autopar.passes.solve.stages import Placement, place_stages, quick_stages, relaxed_bound
+from autopar.passes.solve.stages import Placement, first_paths, place_stages, quick_stages
 
 
 @st.composite
@@ -70,7 +72,7 @@ def test_equal_to_brute_force(problem: tuple[list[Region], Schedule, int | None,
     assert found.makespan_s == pytest.approx(best, rel=1e-7, abs=1e-7)
     assert found.gap < 1e-6
     assert budget is None or max(found.simulation.peak_bytes) <= budget
-    assert relaxed_bound(regions, schedule, budget) <= best * (1 + 1e-6) + 1e-6
+    assert path_bound(regions, schedule, budget, paths=first_paths(schedule)).bound_s <= best * (1 + 1e-9) + 1e-9
     quick = quick_stages(regions, schedule, budget, pinned=pinned)
     if quick is not None:
         assert quick.bound_s <= best + 1e-9 <= quick.makespan_s + 2e-9
@@ -112,7 +114,7 @@ def test_deep_models_take_no_longer_rounds() -> None:
     schedule = make_schedule("1f1b", 16, 64)
     found = quick_stages(regions, schedule)
     assert found is not None
-    bound = max(found.bound_s, relaxed_bound(regions, schedule, paths=[found.simulation.path]))
+    bound = max(found.bound_s, path_bound(regions, schedule, paths=first_paths(schedule), near=found.costs).bound_s)
     assert found.makespan_s < 1.03 * bound
 
 

@@ -1,0 +1,173 @@
+"""The linear program behind bounds of stage cuts: regions shared out in fractions, with rows of a schedule's paths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from ortools.linear_solver import pywraplp
+
+from ..schedules import Schedule
+from ..simulate_schedule import StageCost, Term, fullest_moments
+from .layout_graph import Floats, Ints
+from .stage_model import Run, unit_bytes, unit_seconds
+
+_FIELDS = ("forward_s", "input_s", "weight_s", "step_s")
+_TERMS = ("forward", "input", "weight", "step")
+
+
+class Row(Protocol):
+    """A row of the solver."""
+
+    def dual_value(self) -> float: ...
+    def SetCoefficient(self, variable: Any, value: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """An answer: no placement has a smaller makespan than ``bound_s``; what the stages of the fractions cost."""
+
+    bound_s: float
+    costs: tuple[StageCost, ...]
+
+
+class PathProgram:
+    """The program; ``add_path`` adds rows, ``solve`` goes on from its last answer.
+
+    Region ``i`` of ``R`` can lie on stage ``s`` of ``S`` only if ``s <= i <= R - S + s``, for every stage has one. But
+    for that regions may lie in any order, and every cut is as cheap as the cheapest. Every rank fits the budget at each
+    of its fullest moments, but for what its regions need at work.
+
+    The bound is computed from the solver's dual values, whatever they are: with the paths weighed by them a makespan is
+    a sum over regions, whose least is taken region by region.
+
+    Args:
+        runs: the model.
+        schedule: the table.
+        budget: bytes of a rank, or None.
+    """
+
+    def __init__(self, runs: Sequence[Run], schedule: Schedule, budget: int | None) -> None:
+        self.runs, self.schedule = runs, schedule
+        self.unit_s = unit_seconds(runs)
+        self.known: set[tuple[tuple[Term, int], ...]] = set()
+        self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self.status = pywraplp.Solver.NOT_SOLVED
+        self.makespan = self.solver.NumVar(0.0, self.solver.infinity(), "")
+        self.solver.Minimize(self.makespan)
+        self._make_columns()
+        self.send_s = min((cost for run in runs for cost in run.sends), default=0.0) / self.unit_s
+        self.fixed: list[tuple[Row, Floats, float, float]] = []
+        self.paths: list[tuple[Row, Floats, float]] = []
+        self._add_fixed()
+        if budget is not None:
+            self._bound_bytes(budget)
+
+    def _make_columns(self) -> None:
+        """Make a variable for every stage, run and variant that can meet: so many regions."""
+        stages, runs, most, costs, sizes = [], [], [], [], []
+        spare = sum(run.count for run in self.runs) - self.schedule.num_stages
+        first = 0
+        for number, run in enumerate(self.runs):
+            for stage in range(self.schedule.num_stages):
+                there = min(first + run.count - 1, spare + stage) - max(first, stage) + 1
+                for variant in run.variants if there > 0 else ():
+                    stages.append(stage)
+                    runs.append(number)
+                    most.append(there)
+                    costs.append([getattr(variant, field) / self.unit_s for field in _FIELDS])
+                    sizes.append((variant.state_bytes, variant.saved_bytes))
+            first += run.count
+        self.stage_of: Ints = np.array(stages, dtype=np.int64)
+        self.run_of: Ints = np.array(runs, dtype=np.int64)
+        self.most: Floats = np.array(most, dtype=np.float64)
+        self.costs: Floats = np.array(costs, dtype=np.float64)
+        self.bytes: Floats = np.array(sizes, dtype=np.float64)
+        self.columns = [self.solver.NumVar(0.0, float(limit), "") for limit in most]
+
+    def _add_fixed(self) -> None:
+        """Share out every region, and give every stage at least one."""
+        for number, run in enumerate(self.runs):
+            self._add((self.run_of == number).astype(np.float64), run.count, run.count)
+        most = sum(run.count for run in self.runs) - self.schedule.num_stages + 1
+        for stage in range(self.schedule.num_stages):
+            self._add((self.stage_of == stage).astype(np.float64), 1, most)
+
+    def _bound_bytes(self, budget: int) -> None:
+        unit = unit_bytes(self.runs, self.schedule)
+        for moments in fullest_moments(self.schedule):
+            for moment in moments:
+                flight = np.zeros(self.schedule.num_stages)
+                here = np.zeros(self.schedule.num_stages)
+                for stage, count in moment:
+                    flight[stage], here[stage] = count, 1.0
+                used = here[self.stage_of] * self.bytes[:, 0] + flight[self.stage_of] * self.bytes[:, 1]
+                self._add(used / unit, -math.inf, budget / unit)
+
+    def _add(self, weights: Floats, low: float, high: float) -> None:
+        self.fixed.append((self._row(weights, low, high), weights, low, high))
+
+    def _row(self, weights: Floats, low: float, high: float) -> Any:
+        infinity = self.solver.infinity()
+        row = self.solver.Constraint(max(low, -infinity), min(high, infinity))
+        for at in np.flatnonzero(weights):
+            row.SetCoefficient(self.columns[at], float(weights[at]))
+        return row
+
+    def add_path(self, path: Mapping[Term, int]) -> bool:
+        """Add the lower bound that a path of the schedule gives; tell whether it is new."""
+        key = tuple(sorted(path.items()))
+        if key in self.known:
+            return False
+        self.known.add(key)
+        times = np.zeros((self.schedule.num_stages, len(_TERMS)))
+        sent_s = 0.0
+        for (stage, term), count in key:
+            if term == "send":
+                sent_s += count * self.send_s
+            else:
+                times[stage, _TERMS.index(term)] += count
+        weights = (times[self.stage_of] * self.costs).sum(axis=1)
+        row = self._row(-weights, sent_s, math.inf)
+        row.SetCoefficient(self.makespan, 1.0)
+        self.paths.append((row, weights, sent_s))
+        return True
+
+    def solve(self) -> Relaxed | None:
+        """Return the answer by the rows so far; None when nothing fits the budget, or the solver gave up."""
+        self.status = self.solver.Solve()
+        if self.status != pywraplp.Solver.OPTIMAL:
+            return None
+        taken = np.array([column.solution_value() for column in self.columns]).clip(0.0)
+        sums = np.zeros((self.schedule.num_stages, len(_FIELDS)))
+        np.add.at(sums, self.stage_of, taken[:, None] * self.costs * self.unit_s)
+        sends = [self.send_s * self.unit_s] * (self.schedule.num_stages - 1) + [0.0]
+        costs = tuple(
+            StageCost(forward, inputs, weight, send_s, step_s=step)
+            for (forward, inputs, weight, step), send_s in zip(sums.tolist(), sends, strict=True)
+        )
+        return Relaxed(self._bound() * self.unit_s, costs)
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing fits the budget."""
+        return bool(self.status == pywraplp.Solver.INFEASIBLE)
+
+    def _bound(self) -> float:
+        """Return the bound that the dual values prove."""
+        shares = np.array([max(0.0, row.dual_value()) for row, _, _ in self.paths])
+        shares /= max(1.0, float(shares.sum()))
+        reduced, bound = np.zeros(len(self.columns)), 0.0
+        for share, (_, weights, sent_s) in zip(shares, self.paths, strict=True):
+            if share:
+                reduced += share * weights
+                bound += share * sent_s
+        for row, weights, low, high in self.fixed:
+            price = row.dual_value()
+            if not price or (price > 0.0 and math.isinf(low)):
+                continue
+            reduced -= price * weights
+            bound += price * (low if price > 0.0 else high)
+        return bound + float(np.minimum(reduced, 0.0) @ self.most)
