@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from autopar.errors import ConstraintError
+from autopar.errors import AutoparError, ConstraintError
 
 from .layout_graph import Floats
 from .model import Flow, LinearModel, build_model
@@ -31,7 +31,7 @@ GROWTH = 4.0
 SAME = 1e-7
 """Relative difference of a plan from the bound below which it is proved: that of the solvers' own arithmetic."""
 MOST_DIVES = 60
-MOST_BRANCHED = 60_000
+MOST_BRANCHED = 30_000
 """Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
 
 
@@ -77,7 +77,7 @@ def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: s
         return Proved(problem, model, done)
     bound, prices = dual_bound(model, relaxed.duals)
     if relaxed.status != "optimal" or not math.isfinite(bound) or bound <= 0:
-        return Proved(problem, model, branch(model, time_limit_s=limit_s))
+        return _branch_all(problem, model, -math.inf, None, limit_s)
     best = _dive(problem, model, relaxed, objective)
     if best is not None and best.answer.objective - bound <= SAME * bound:
         return replace(best, answer=replace(best.answer, bound=min(bound, best.answer.objective)))
@@ -87,27 +87,54 @@ def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: s
     while True:
         keep = [row <= allowance for row in rows]
         if sum(int(kept.sum()) for kept in keep) > 0.9 * total:
-            if best is not None and model.num_variables > MOST_BRANCHED:
-                return replace(best, answer=replace(best.answer, status="feasible", bound=bound))
-            return Proved(problem, model, branch(model, time_limit_s=limit_s))
+            return _branch_all(problem, model, bound, best, limit_s)
         part = _solve_part(problem, keep, objective, limit_s, best)
-        if part is None:
-            assert best is not None
-            return replace(best, answer=replace(best.answer, status="feasible", bound=bound))
         if part.answer.status == "infeasible":
             allowance *= GROWTH
             continue
-        best = part
-        if part.answer.objective - bound <= allowance:
-            return part
-        allowance = 1.001 * (part.answer.objective - bound)
+        best = _better(best, part)
+        if best.answer.objective - bound <= allowance and part.answer.status == "optimal":
+            return best
+        if part.answer.status != "optimal":
+            return _given_up(best, bound)
+        allowance = 1.001 * (best.answer.objective - bound)
+
+
+def _branch_all(
+    problem: Problem, model: LinearModel, bound: float, best: Proved | None, limit_s: float | None
+) -> Proved:
+    """Return what branch and bound finds over the whole problem, or ``best`` where that is too large for it."""
+    if best is not None and model.num_variables > MOST_BRANCHED:
+        return _given_up(best, bound)
+    found = Proved(problem, model, branch(model, time_limit_s=limit_s))
+    if found.answer.status in ("optimal", "infeasible"):
+        return found
+    return _given_up(_better(best, found), max(bound, found.answer.bound))
+
+
+def _better(best: Proved | None, found: Proved) -> Proved:
+    return found if best is None or found.answer.objective <= best.answer.objective else best
+
+
+def _given_up(best: Proved, bound: float) -> Proved:
+    """Return a plan whose proof is given up, with the bound that is known.
+
+    Raises:
+        AutoparError: there is no plan.
+    """
+    if not len(best.answer.values):
+        raise AutoparError(
+            f"no plan was found within the limits of branch and bound, on {best.model.num_variables} variables; "
+            "give more memory, take a smaller mesh, or fix some choices with constraints"
+        )
+    return replace(best, answer=replace(best.answer, status="feasible", bound=bound))
 
 
 def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str) -> Proved | None:
     """Return some integral plan near the relaxation: what is decided stays, one open decision at a time is closed.
 
     A relaxation is fractional without a gap where axes are alike: it mixes plans that mirror one another. Closing one
-    decision then decides the rest.
+    decision then decides the rest. Of equally open ones the one of most work is closed: most others follow it.
     """
     for _ in range(MOST_DIVES):
         if len(relaxed.values) != model.num_variables:
@@ -115,14 +142,16 @@ def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str
         done = _as_answer(model, relaxed)
         if done is not None:
             return Proved(problem, model, done) if done.status == "optimal" else None
-        keep, best, closed = [], 0.0, -1
+        keep, closed, first_to_close = [], -1, (0.0, 0.0)
         for index, decision in enumerate(problem.decisions):
             first = int(model.first_variable[index])
             values = relaxed.values[first : first + len(decision.strategies)]
             most = float(values.max())
-            keep.append(values >= most if most > 1 - INTEGRAL_TOLERANCE else np.ones(len(values), dtype=np.bool_))
-            if best < most <= 1 - INTEGRAL_TOLERANCE:
-                best, closed = most, index
+            decided = most > 1 - INTEGRAL_TOLERANCE
+            keep.append(values >= most if decided else np.ones(len(values), dtype=np.bool_))
+            order = (round(most, 3), float(decision.strategies.seconds.max()) * decision.multiplicity)
+            if not decided and order > first_to_close:
+                first_to_close, closed = order, index
         if closed >= 0:
             first = int(model.first_variable[closed])
             row = int(np.argmax(relaxed.values[first : first + len(keep[closed])]))
@@ -140,8 +169,8 @@ def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str
 
 def _solve_part(
     problem: Problem, keep: list[np.ndarray], objective: str, limit_s: float | None, best: Proved | None
-) -> Proved | None:
-    """Solve the problem with some strategies only; None when that is too large although a plan is known."""
+) -> Proved:
+    """Solve the problem with some strategies only; ``unknown`` when that is too large although a plan is known."""
     nothing = Answer("infeasible", np.zeros(0), math.inf, math.inf)
     if not all(kept.any() for kept in keep):
         return Proved(problem, build_model(problem, objective=objective), nothing)
@@ -153,7 +182,7 @@ def _solve_part(
     answer = _as_answer(model, relax(model))
     if answer is None:
         if best is not None and model.num_variables > MOST_BRANCHED:
-            return None
+            return Proved(part, model, Answer("unknown", np.zeros(0), math.inf, -math.inf))
         answer = branch(model, time_limit_s=limit_s)
     return Proved(part, model, answer)
 

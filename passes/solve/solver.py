@@ -19,6 +19,8 @@ from .model import LinearModel
 INTEGRAL_TOLERANCE = 1e-6
 LARGE = 150_000
 """Variables from which a model is relaxed by PDLP."""
+NODE_VARIABLES = 20_000_000
+"""Nodes of the tree times variables after which branch and bound is given up: a limit that no machine changes."""
 _PDLP = (
     "verbosity_level: 0 num_threads: 1 termination_criteria { iteration_limit: 40000 "
     "simple_optimality_criteria { eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 } }"
@@ -31,7 +33,8 @@ class Answer:
     """What the solver said.
 
     Attributes:
-        status: ``"optimal"`` (proved), ``"feasible"`` (time ran out) or ``"infeasible"``.
+        status: ``"optimal"`` (proved), ``"feasible"`` (given up with a plan), ``"unknown"`` (given up without one) or
+            ``"infeasible"``.
         values: of every variable; empty when infeasible.
         objective, bound: of the model; seconds or scaled bytes.
         seconds: wall time.
@@ -115,12 +118,13 @@ def is_integral(model: LinearModel, values: Floats) -> bool:
 
 
 def branch(model: LinearModel, *, time_limit_s: float | None = None) -> Answer:
-    """Return the optimum by branch and bound.
+    """Return the optimum by branch and bound, or the best plan found within ``NODE_VARIABLES``.
 
     Raises:
-        AutoparError: the solver failed for another reason than infeasibility or time.
+        AutoparError: the solver failed for another reason than infeasibility, size or time.
     """
-    return _run(model, "scip", "", integral=True, time_limit_s=time_limit_s)[0]
+    nodes = f"limits/totalnodes = {max(1, NODE_VARIABLES // max(1, model.num_variables))}"
+    return _run(model, "scip", nodes, integral=True, time_limit_s=time_limit_s)[0]
 
 
 def dual_bound(model: LinearModel, duals: Floats) -> tuple[float, Floats]:
@@ -185,7 +189,8 @@ def _run(
     status = solver.status()
     if status == _STATUS.INFEASIBLE or (status == _STATUS.INVALID_SOLVER_PARAMETERS and not model.num_variables):
         return Answer("infeasible", np.zeros(0), math.inf, math.inf), np.zeros(0)
-    if solver_name == "pdlp" and status not in (_STATUS.OPTIMAL, _STATUS.FEASIBLE):
+    given_up = status == _STATUS.NOT_SOLVED if integral else status not in (_STATUS.OPTIMAL, _STATUS.FEASIBLE)
+    if given_up:
         return Answer("unknown", np.zeros(0), math.inf, -math.inf), np.zeros(0)
     if status not in (_STATUS.OPTIMAL, _STATUS.FEASIBLE):
         raise AutoparError(

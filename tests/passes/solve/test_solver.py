@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
+from autopar.errors import AutoparError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.fold import fold
+from autopar.passes.solve import prove, solver
 from autopar.passes.solve.decide import least_bytes
 from autopar.passes.solve.layout_graph import Prices
 from autopar.passes.solve.model import build_model
@@ -96,3 +100,41 @@ def test_a_strategy_costs_at_least_its_price(tight: Problem) -> None:
         forced = tight.with_rows(keep)
         answer = relax(build_model(forced))
         assert answer.status == "infeasible" or answer.objective >= (bound + rows[index][row]) * (1 - 1e-9)
+
+
+def test_a_proof_too_large_gives_the_best_plan_with_its_gap(tight: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing may be branched on, the plan near the relaxation comes with the bound that is proved."""
+    optimum = solved(tight).objective
+    monkeypatch.setattr(prove, "MOST_BRANCHED", 0)
+    answer = solve_problem(tight, build_model(tight)).answer
+    assert answer.status == "feasible"
+    assert answer.bound * (1 - 1e-9) <= optimum <= answer.objective * (1 + 1e-9)
+    assert answer.bound < answer.objective < 1.2 * optimum
+
+
+def test_branch_and_bound_ends_after_its_nodes(tight: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is one of nodes, not of time: the best that is found until then comes with a bound."""
+    draw = np.random.default_rng(0)
+    weights = csr_matrix(draw.integers(1, 60, (30, 60)).astype(np.float64))
+    knapsack = replace(
+        build_model(tight),
+        cost=-draw.integers(1, 60, 60).astype(np.float64),
+        upper=np.ones(60),
+        integral=np.ones(60, dtype=np.bool_),
+        matrix=weights,
+        row_lower=np.full(30, -np.inf),
+        row_upper=np.asarray(weights.sum(axis=1)).ravel() // 3,
+    )
+    monkeypatch.setattr(solver, "NODE_VARIABLES", 60)
+    answer = branch(knapsack)
+    assert answer.status == "feasible"
+    assert answer.bound < answer.objective < 0
+
+
+def test_no_plan_within_the_limits_says_what_helps(tight: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branch and bound that ends without a plan is an error with advice, not a plan of nothing."""
+    nothing = Answer("unknown", np.zeros(0), math.inf, -math.inf)
+    monkeypatch.setattr(prove, "MOST_DIVES", 0)
+    monkeypatch.setattr(prove, "branch", lambda *_, **__: nothing)
+    with pytest.raises(AutoparError, match="no plan was found within the limits of branch and bound"):
+        solve_problem(tight, build_model(tight))
