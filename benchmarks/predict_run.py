@@ -116,7 +116,7 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
     half, profile = (part.backward if is_backward else part.forward), device(run.device)
     sustained = constants.sustained[run.generation]
     streams = half.streams * _traffic(run, constants)
-    products = half.products / sustained
+    products = half.products * _unaligned_times(run, half) / sustained
     if half.narrow:
         products = (half.products - half.wide + half.narrow / constants.narrow) / sustained
         streams += constants.cast_times * half.casts
@@ -128,12 +128,51 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
         "loss": _loss_seconds(run, constants, half, is_backward),
     }
     hidden = constants.tensor_hidden if run.overlaps_tensors else 0.0
-    return Times(work, half.moves * (1.0 - hidden) + _ring_seconds(run, half, attention, is_backward), half.launches)
+    moves = half.moves * _tensor_ring_times(run) * (1.0 - hidden)
+    return Times(work, moves + _ring_seconds(run, half, attention, is_backward), half.launches)
+
+
+def _cores_times(run: Run) -> float:
+    """Return how much longer a 16-bit product takes without tensor cores, at twice the rate of 32 bits."""
+    profile = device(run.device)
+    return max(1.0, profile.peak_flops[run.dtype] / (2.0 * profile.peak_flops["float32"]))
+
+
+def _unaligned_times(run: Run, half: Half) -> float:
+    """Return how much longer a layer's products take where those of the heads run without tensor cores."""
+    model = run.model
+    heads = model.heads / run.tp * model.channels
+    if not (run.aligned_only and half.attention and heads % 8 and run.dtype in ("float16", "bfloat16")):
+        return 1.0
+    around = 2.0 * model.heads * model.channels + 2.0 * model.kv_heads * model.channels
+    share = around / (around + (3.0 if model.gated else 2.0) * model.ffn)
+    return 1.0 + share * (_cores_times(run) - 1.0)
+
+
+def _tensor_ring_times(run: Run) -> float:
+    """Return how much longer the tensor-parallel transfers take in the one ring over all nodes that NCCL runs."""
+    at, model = link(tensor_link(run)), run.model
+    num_bytes = 2.0 * run.micro_batch * model.sequence * model.hidden
+    profile = device(run.device)
+    one, stacked = (float(all_reduce_seconds(run.tp, num_bytes, way, profile)) for way in (one_ring(at, run.tp), at))
+    return one / stacked
+
+
+def one_ring(at: Link, ranks: int) -> Link:
+    """Return a link over nodes as a single ring sees it: the slowest hop sets the pace, and every hop is a step."""
+    if at.inner is None:
+        return at
+    nodes = -(-ranks // at.ranks_inside)
+    steps_s = (ranks - nodes) * at.inner.latency_s + nodes * at.latency_s
+    pace = min(at.bytes_per_s, at.inner.bytes_per_s)
+    return dataclasses.replace(at, latency_s=steps_s / ranks, bytes_per_s=pace, inner=None, ranks_inside=1)
 
 
 def _traffic(run: Run, constants: Constants) -> float:
-    if run.fused_kernels:
+    if run.compiled and run.fused_kernels:
         times = 1.0
+    elif run.fused_kernels:
+        times = constants.hand_fine if run.model.rms_norm else constants.hand
     elif run.lean:
         times = constants.eager_fine if run.model.rms_norm else constants.eager
     else:
@@ -162,8 +201,11 @@ def _attention_seconds(run: Run, constants: Constants, half: Half, is_backward: 
     model = run.model
     if run.attention == "unfused":
         times = ATTENTION_SHARE / constants.attention["unfused", "", False] * (2.0 if model.causal else 1.0)
+        if run.aligned_only and run.dtype in ("float16", "bfloat16") and model.channels % 8:
+            times *= _cores_times(run)
         scores = run.micro_batch * (model.heads / run.tp) * float(model.sequence) ** 2 * run.cp
-        return half.attention * times * run.cp, scores * constants.score_bytes[is_backward]
+        num_bytes = constants.score_bytes if run.fused_softmax else constants.loose_score_bytes
+        return half.attention * times * run.cp, scores * num_bytes[is_backward]
     share = constants.attention_share(run.attention, run.generation, model.channels > 64)
     return half.attention * ATTENTION_SHARE / share * run.cp, 0.0
 
@@ -216,10 +258,10 @@ def data_link(run: Run) -> Link:
     found = link(axis_links((ranks, run.tp), per_node, inside_link(run, ranks), network(run))[0])
     if run.early_gathers and found.inner is not None:
         return dataclasses.replace(found, bytes_per_s=found.bytes_per_s / found.ranks_inside)
-    if run.network_bits_per_s <= 100e9 or ranks * run.tp <= per_node:
-        return found
-    port = run.network_bits_per_s / 8 * 0.92 / per_node
-    return dataclasses.replace(found, bytes_per_s=port * found.ranks_inside, shared=False)
+    if run.network_bits_per_s > 100e9 and ranks * run.tp > per_node:
+        port = run.network_bits_per_s / 8 * 0.92 / per_node
+        found = dataclasses.replace(found, bytes_per_s=port * found.ranks_inside, shared=False)
+    return one_ring(found, ranks)
 
 
 def _stage_parameters(run: Run, layer: Part, rest: Part) -> float:
@@ -251,6 +293,9 @@ def _data_seconds(
         pairs = [(hides * forward, gathers), (hides * backward, gathers + reductions)]
         exposed = run.steps * sum(max(0.0, move - work) for work, move in pairs)
         return exposed, run.steps * sum(min(move, work) for work, move in pairs)
+    if run.zero == 2 and run.pp == 1:
+        reductions *= run.steps
+        backward *= run.steps
     rounds = min(run.pp, run.steps) if run.chunks > 1 else 1
     behind = constants.hide_share * hides * backward * rounds
     pairs = [(behind, reductions), (hides * forward * rounds, gathers)]

@@ -71,12 +71,15 @@ class Run:
         attention: ``unfused`` (scores and their softmax pass through memory), or the generation of the fused kernel:
             ``first`` (FlashAttention), ``second`` (FlashAttention-2), ``tuned`` (cuDNN, FlashAttention-3).
         fused_kernels: chains of pointwise ops run as one kernel, written by hand or by a compiler.
+        compiled: by a compiler, which fuses across norms and residuals as well.
+        fused_softmax: scale, mask and softmax of scores that pass through memory are one kernel.
         zero: 0 to 3; with stages at most 2: what a stage gathered stays for its other micro-batches.
         recompute: see ``run_software.recomputation``.
         overlaps: gradients (and gathers) travel while the backward goes on.
         overlaps_tensors: so do tensor-parallel transfers.
         early_gathers: ZeRO-3 gathers tensor after tensor.
         sequence_parallel: norms and residuals are split over tensor-parallel ranks.
+        aligned_only: products of 16 bits use tensor cores only where 8 divides all their dims.
         fused_accumulation: products add to the sum of gradients themselves.
         reduced_bytes: of an element of a gradient when it is reduced.
         network_bits_per_s: of a node, one way; 0 when the row does not say.
@@ -105,12 +108,15 @@ class Run:
     lean: bool
     attention: str
     fused_kernels: bool
+    compiled: bool
+    fused_softmax: bool
     zero: int
     recompute: str
     overlaps: bool
     overlaps_tensors: bool
     early_gathers: bool
     sequence_parallel: bool
+    aligned_only: bool
     fused_accumulation: bool
     reduced_bytes: float
     network_bits_per_s: float
@@ -130,7 +136,7 @@ def read_run(row: Mapping[str, Any]) -> Run:
     name, generation = DEVICES[row["gpu_device"]]
     tp, pp, cp, dp = _degrees(row)
     micro, steps = micro_batches(row, dp)
-    model, dtype = _model(row, cp), software.dtype_of(row)
+    model, dtype = _model(row, padded(int(row["seq_len"]), tp * cp) // cp), software.dtype_of(row)
     narrow = software.narrow_dtype(row)
     if narrow and narrow not in device(name).peak_flops:
         raise SkippedError("numbers that its device has no units for")
@@ -158,12 +164,15 @@ def read_run(row: Mapping[str, Any]) -> Run:
         lean=software.lean(row),
         attention=software.attention_kernel(row, generation),
         fused_kernels=software.fused_kernels(row),
+        compiled=software.compiled(row),
+        fused_softmax=software.fused_softmax(row),
         zero=software.zero_stage(row) if pp == 1 else min(2, software.zero_stage(row)),
         recompute=software.recomputation(row),
         overlaps=software.overlaps(row),
         overlaps_tensors=software.overlaps_tensors(row),
         early_gathers=software.early_gathers(row),
         sequence_parallel=software.sequence_parallel(row),
+        aligned_only=software.aligned_only(row),
         fused_accumulation=software.fused_accumulation(row),
         reduced_bytes=software.reduced_bytes(row, dtype),
         network_bits_per_s=float(row.get("inter_gbps_per_node") or 0) * 1e9,
@@ -183,11 +192,16 @@ def _degrees(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
     dp = devices // (tp * pp * cp)
     if dp * tp * pp * cp != devices or (row.get("dp") and int(row["dp"]) != dp):
         raise SkippedError("parallel degrees do not multiply to the devices")
-    if int(row["heads"]) % tp or int(row["seq_len"]) % (cp * max(1, tp)):
+    if int(row["heads"]) % tp or padded(int(row["seq_len"]), tp * cp) > 1.01 * row["seq_len"]:
         raise SkippedError("heads or tokens do not divide by their degrees")
     if pp > int(row["layers"]):
         raise SkippedError("more stages than layers")
     return tp, pp, cp, dp
+
+
+def padded(tokens: int, ranks: int) -> int:
+    """Return the length that a sequence is padded to so that its ranks share it evenly."""
+    return -(-tokens // ranks) * ranks
 
 
 def _checked(run: Run, row: Mapping[str, Any]) -> Run:
@@ -250,7 +264,7 @@ def _least_flops(run: Run) -> float:
     return 6.0 * weights * run.micro_batch * run.steps * run.dp * model.sequence * run.cp
 
 
-def _model(row: Mapping[str, Any], cp: int) -> TransformerConfig:
+def _model(row: Mapping[str, Any], sequence: int) -> TransformerConfig:
     hidden, heads = int(row["hidden"]), int(row["heads"])
     family = " ".join(str(row.get(key) or "") for key in ("family", "model")).lower()
     gated = bool(row.get("gated_mlp"))
@@ -269,7 +283,7 @@ def _model(row: Mapping[str, Any], cp: int) -> TransformerConfig:
         channels=channels,
         ffn=int(row.get("ffn") or default),
         vocab=int(row.get("vocab") or VOCAB["llama" if modern else "gpt" if causal else "bert"]),
-        sequence=int(row["seq_len"]) // cp,
+        sequence=sequence,
         gated=gated,
         causal=causal,
         rms_norm=modern,

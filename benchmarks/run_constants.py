@@ -40,8 +40,12 @@ class Constants:
             where its norms and rotations are many small ops, where they are one, and before PyTorch 2.0.
         autocast: memory traffic under autocast in that of 16 bits, while norms and casts run in float32.
         loss_bytes: moved for each logit by a loss of single kernels and by one that runs as one kernel.
+        hand, hand_fine: memory traffic of kernels that were fused by hand, in that of the captured graph fused by a
+            compiler: they end at norms and residuals, norms read again for the gradients of their weights. LayerNorm
+            with biases and dropout; RMSNorm.
         score_bytes: moved for each attention score that passes through memory, forward and backward: product, scale
             and mask, softmax, dropout, product.
+        loose_score_bytes: the same where scale, mask and softmax are kernels of their own.
         narrow: part of the rate of 16 bits, scaled by the peaks, that products of 8 or 4 bits reach.
         cast_times: times that operands of such products are read, in 16 bits, to be cast and transposed.
         adam_bytes: moved for each element of a rank's share: moments, master copy and gradient read, all but the last
@@ -65,7 +69,10 @@ class Constants:
     eager_old: float = 2.3
     autocast: float = 1.5
     loss_bytes: tuple[float, float] = (85.0, 10.0)
+    hand: float = 1.4
+    hand_fine: float = 1.2
     score_bytes: tuple[float, float] = (11.0, 17.0)
+    loose_score_bytes: tuple[float, float] = (21.0, 21.0)
     narrow: float = 1.0
     cast_times: float = 1.0
     adam_bytes: float = 30.0

@@ -133,6 +133,6 @@ def micro_batches(row: Row, replicas: int) -> tuple[int, int]:
     off = abs(micro * steps * replicas - total)
     if micro < 1 or micro != int(micro) or off >= max(1, micro * replicas) or off > 0.1 * total:
         raise SkippedError("batch sizes contradict each other")
-    if steps < (row.get("pp") or 1):
-        raise SkippedError("needs stages and states no micro-batch")
+    if steps < (row.get("pp") or 1) and not row.get("grad_accum"):
+        raise SkippedError("fewer micro-batches than stages by its sizes, without a word on it")
     return int(micro), int(steps)

@@ -23,8 +23,14 @@ TUNED = re.compile("megatron|nemo|bridge|transformer.?engine|jax|maxtext|pax|xla
 FUSING = re.compile("megatron|nemo|bridge|transformer.?engine|deepspeed|apex|alpa|xla|jax|oneflow|compile|mlperf")
 """Frameworks with fused pointwise kernels, by hand or by a compiler; others run op by op unless a row says more."""
 
+FUSED_SOFTMAX = re.compile("megatron|nemo|bridge|transformer.?engine|deepspeed|alpa|xla|jax|oneflow|compile|mlperf")
+"""Those of them whose scale, mask and softmax of unfused attention are one kernel: Apex alone has none for models."""
+
 COMPILED = re.compile("alpa|xla|jax|parax")
 """Frameworks on XLA, which overlaps transfers since its latency-hiding scheduler of 2023, and by default recomputes."""
+
+STATIC = re.compile("alpa|xla|jax|parax|oneflow")
+"""Frameworks that compile a static graph, whose kernels are fused across norms and residuals."""
 
 RECOMPUTING = re.compile("maxtext|pax|deepspeed.*megatron|megatron.*deepspeed")
 """Frameworks that recompute all unless told: MaxText's and Praxis' default, and DeepSpeed's scripts for Megatron."""
@@ -61,13 +67,24 @@ def fused_kernels(row: Row) -> bool:
     framework = framework_of(row)
     if re.search(r"\beager\b", str(row.get("notes") or "").lower()):
         return False
-    if re.search("fused rms.?norm", str(row.get("notes") or "").lower()):
-        return True
+    stated = re.search(r"fused rms.?norm(\s*=\s*false)?", str(row.get("notes") or "").lower())
+    if stated:
+        return stated.group(1) is None
     if row.get("compile") is not None and "megatron" not in framework:
         return bool(row["compile"])
     if "megatron" in framework and date_of(row) < "2020-06":
         return False
     return bool(FUSING.search(framework))
+
+
+def compiled(row: Row) -> bool:
+    """Tell whether a compiler fused the kernels: whole chains, where kernels written by hand end at norms."""
+    return bool(STATIC.search(framework_of(row))) or bool(row.get("compile"))
+
+
+def fused_softmax(row: Row) -> bool:
+    """Tell whether scale, mask and softmax of attention scores are one kernel where attention is not."""
+    return fused_kernels(row) and bool(FUSED_SOFTMAX.search(framework_of(row)) or row.get("compile"))
 
 
 def lean(row: Row) -> bool:
@@ -129,6 +146,11 @@ def overlaps_tensors(row: Row) -> bool:
     if stated is not None:
         return bool(stated)
     return bool(TENSOR_OVERLAP.search(framework_of(row))) and date_of(row) >= "2023-07"
+
+
+def aligned_only(row: Row) -> bool:
+    """Tell whether tensor cores need dims that 8 divides: cuBLAS before 11, PyTorch before 1.7 of October 2020."""
+    return date_of(row) < "2020-10"
 
 
 def fused_accumulation(row: Row) -> bool:

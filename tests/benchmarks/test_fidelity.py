@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autopar.passes.cost.devices import link
 from benchmarks.fidelity import DATA, compare, ranks, read_rows, spearman
-from benchmarks.predict_run import predict
+from benchmarks.predict_run import one_ring, predict
 from benchmarks.published_runs import read_run
 
 from .test_published_runs import ROW
@@ -47,6 +48,35 @@ def test_what_a_prediction_is_made_of(run):
 def test_what_must_cost_more(run, change):
     """Recomputing, waiting, more micro-batches and scores in memory cost more."""
     assert predict(replace(run, **change))["seconds"] >= predict(run)["seconds"]
+
+
+def test_tensor_cores_wanted_multiples_of_eight(run):
+    """Heads of 100 channels cost more before cuBLAS 11, heads of 64 do not."""
+    for channels, costs_more in ((100, True), (64, False)):
+        model = replace(run.model, channels=channels)
+        old, new = (
+            replace(run, model=model, device="v100-32gb", dtype="float16", attention="unfused", aligned_only=only)
+            for only in (True, False)
+        )
+        assert (predict(old)["compute"] > predict(new)["compute"]) == costs_more
+
+
+def test_zero_2_reduces_every_micro_batch(run):
+    """Without stages it does; ZeRO-1 reduces once a step."""
+    moves = {}
+    for zero in (1, 2):
+        found = predict(replace(run, zero=zero, steps=4))
+        moves[zero] = found["hidden"] + found["exposed"]
+    assert moves[2] > 2 * moves[1]
+
+
+def test_one_ring_over_nodes():
+    """The slowest hop sets its pace; what lies inside one node is as it was."""
+    over, inside = link("nvlink3*8+infiniband_100_shared"), link("nvlink3")
+    ring = one_ring(over, 16)
+    assert ring.bytes_per_s == link("infiniband_100_shared").bytes_per_s
+    assert inside.latency_s < ring.latency_s < over.latency_s
+    assert one_ring(inside, 8) is inside
 
 
 def test_layers_count(run):

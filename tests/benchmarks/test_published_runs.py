@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.published_runs import read_run, required_bytes
+from benchmarks.published_runs import padded, read_run, required_bytes
 from benchmarks.run_rules import SkippedError, micro_batches, step_seconds
 
 ROW = {
@@ -61,7 +61,7 @@ def test_a_row_is_read():
         ({"verified": False}, "from memory"),
         ({"unverified_fields": ["gpu"]}, "a guess"),
         ({"pp": 2, "dp": None, "mbs": None}, "no micro-batch"),
-        ({"pp": 8, "tp": 1, "dp": None, "mbs": 64}, "no micro-batch"),
+        ({"pp": 8, "tp": 1, "dp": None, "mbs": 64}, "fewer micro-batches"),
         ({"pp": 3, "dp": None}, "degrees"),
         ({"heads": 15}, "divide"),
         ({"kv_heads": 5}, "divide"),
@@ -117,6 +117,17 @@ def test_rounded_batches():
     assert micro_batches({"gbs": 128}, 8) == (16, 1)
     with pytest.raises(SkippedError, match="contradict"):
         micro_batches({"gbs": 1024, "mbs": 6, "grad_accum": 19}, 8)
+    assert micro_batches({"gbs": 32, "mbs": 4, "grad_accum": 2, "pp": 4}, 4) == (4, 2)
+    with pytest.raises(SkippedError, match="fewer micro-batches than stages"):
+        micro_batches({"gbs": 32, "mbs": 4, "pp": 4}, 4)
+
+
+def test_sequences_are_padded():
+    """A length that its ranks nearly divide is padded by less than a hundredth."""
+    assert padded(8190, 8) == 8192
+    assert read_run({**ROW, "seq_len": 1023}).model.sequence == 1024
+    with pytest.raises(SkippedError, match="divide"):
+        read_run({**ROW, "seq_len": 33, "tp": 16, "dp": 1, "heads": 16})
 
 
 def test_times_of_real_sequences():
@@ -135,6 +146,18 @@ def test_older_frameworks():
     early = {**ROW, "date": "2021-04", "framework": "DeepSpeed ZeRO-3", "zero_stage": 3}
     assert read_run(early).early_gathers
     assert not read_run({**early, "date": "2022-04"}).early_gathers
+
+
+def test_kernels_fused_by_hand_or_by_a_compiler():
+    """A note may say that nothing is fused; only compilers fuse across norms; Apex has no softmax for scores."""
+    by_hand = read_run({**ROW, "framework": "Megatron-LM"})
+    assert (by_hand.fused_kernels, by_hand.compiled, by_hand.fused_softmax) == (True, False, True)
+    traced = read_run({**ROW, "framework": "torchtitan", "compile": True})
+    assert (traced.fused_kernels, traced.compiled, traced.fused_softmax) == (True, True, True)
+    loose = read_run({**ROW, "framework": "PyTorch DDP + APEX"})
+    assert (loose.fused_kernels, loose.compiled, loose.fused_softmax) == (True, False, False)
+    noted = [read_run({**ROW, "notes": f"fused rms norm={value}"}).fused_kernels for value in (True, False)]
+    assert noted == [True, False]
 
 
 @pytest.mark.parametrize(
