@@ -118,7 +118,7 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
     streams = half.streams * _traffic(run, constants)
     products = half.products * _unaligned_times(run, half) / sustained
     if half.narrow:
-        products = (half.products - half.wide + half.narrow / constants.narrow) / sustained
+        products = (half.products - half.wide + half.narrow / constants.narrow.get(run.generation, 1.0)) / sustained
         streams += constants.cast_times * half.casts
     attention, scores = _attention_seconds(run, constants, half, is_backward)
     work = {

@@ -46,7 +46,8 @@ class Constants:
         score_bytes: moved for each attention score that passes through memory, forward and backward: product, scale
             and mask, softmax, dropout, product.
         loose_score_bytes: the same where scale, mask and softmax are kernels of their own.
-        narrow: part of the rate of 16 bits, scaled by the peaks, that products of 8 or 4 bits reach.
+        narrow: part of the rate of 16 bits, scaled by the peaks, that products of 8 or 4 bits reach, by generation of
+            the device where it is not 1.
         cast_times: times that operands of such products are read, in 16 bits, to be cast and transposed.
         adam_bytes: moved for each element of a rank's share: moments, master copy and gradient read, all but the last
             written.
@@ -61,7 +62,7 @@ class Constants:
     """
 
     sustained: dict[str, float] = field(
-        default_factory=lambda: {"volta": 0.95, "ampere": 0.91, "hopper": 0.88, "blackwell": 0.9, "cdna": 0.51}
+        default_factory=lambda: {"volta": 0.95, "ampere": 0.91, "hopper": 0.88, "blackwell": 0.9, "cdna": 0.55}
     )
     attention: dict[tuple[str, str, bool], float] = field(default_factory=_shares)
     eager_fine: float = 1.0
@@ -73,7 +74,7 @@ class Constants:
     hand_fine: float = 1.2
     score_bytes: tuple[float, float] = (11.0, 17.0)
     loose_score_bytes: tuple[float, float] = (21.0, 21.0)
-    narrow: float = 1.0
+    narrow: dict[str, float] = field(default_factory=lambda: {"cdna": 0.76})
     cast_times: float = 1.0
     adam_bytes: float = 30.0
     accumulate_bytes: tuple[float, float] = (10.0, 3.0)
