@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -35,6 +36,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "get_decompositions",
     "is_real",
     "last_forward_sequence",
+    "new_dtensor",
     "new_placeholder",
     "node_of",
     "outside_of_trace",
@@ -60,6 +63,7 @@ __all__ = [
     "quiet",
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
+    "step_hooks",
     "suggest_memory_format",
     "swapped_tensors",
     "take_arguments_in_a_list",
@@ -288,6 +292,22 @@ def take_arguments_in_a_list(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
+def new_dtensor(local: Tensor, spec: Any) -> DTensor:
+    """Return a DTensor outside autograd, below its constructor, which only adds two layers of decorators."""
+    made: DTensor = Tensor._dtensor__new__(DTensor, local, spec, requires_grad=False)  # type: ignore[attr-defined]
+    return made
+
+
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd function's backward, in which this is called, drop what it saved, unless the graph is kept."""
     ctx.maybe_clear_saved_tensors()
+
+
+def step_hooks(optimizer: optimizer_hooks.Optimizer) -> list[Any]:
+    """Return the hooks that run in an optimizer's step: its own and those of all optimizers."""
+    return [
+        *optimizer._optimizer_step_pre_hooks.values(),
+        *optimizer._optimizer_step_post_hooks.values(),
+        *optimizer_hooks._global_optimizer_pre_hooks.values(),
+        *optimizer_hooks._global_optimizer_post_hooks.values(),
+    ]

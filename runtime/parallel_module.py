@@ -17,6 +17,8 @@ from autopar.runtime.agree import require_equal, require_everyone
 from autopar.runtime.compile import Compiler, share_plan
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
+from autopar.runtime.known_calls import KnownCalls
+from autopar.runtime.local_steps import step_locally
 from autopar.runtime.rendezvous import meet
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call, Signature, take_apart
@@ -92,6 +94,7 @@ class ParallelModule(nn.Module):
             layouts = {} if given is None else _layouts(given)
             mirror(model, self, groups, layouts)
             self._engine.placed = given is not None
+        step_locally(self.parameters())
         self._original = type(model).__name__
         self.register_load_state_dict_pre_hook(_adapt)
 
@@ -182,6 +185,7 @@ class _Engine:
         self.placed = False
         self.places: dict[str, int] = {}
         self._layouts: dict[str, Layout] = {}
+        self._calls: KnownCalls | None = None
 
     @property
     def shadow(self) -> nn.Module:
@@ -214,11 +218,13 @@ class _Engine:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call of the module."""
-        module = self._module[0]
+        if self._calls is None:
+            self._calls = KnownCalls(self._module[0])
+        calls = self._calls
         error: Exception | None = None
         call: Call | None = None
         try:
-            call = take_apart(self._seen(), args, kwargs, self.groups.device)
+            call = self._take_apart(calls, args, kwargs)
         except Exception as caught:
             error = caught
         known = call is not None and call.signature in self._executables
@@ -226,18 +232,16 @@ class _Engine:
         assert call is not None
         executable = self._executables.get(call.signature) or self._make(call)
         self._current = executable.plan
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        buffers = dict(module.named_buffers(remove_duplicate=False))
         with executable.random_state(self._options.inputs == "local"):
-            out = executable.run(parameters, buffers, call.leaves)
+            out = executable.run(calls.parameters(), calls.buffers(), call.leaves)
         return pytree.tree_unflatten(out, executable.program.out_spec)
 
-    def _seen(self) -> nn.Module:
-        """Return the module whose modes and flags count: with stages one that has the parameters of all of them."""
+    def _take_apart(self, calls: KnownCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a call; with stages the module whose modes and flags count has the parameters of all of them."""
         if self.stage.num_places == 1:
-            return self._module[0]
+            return calls.take_apart(args, kwargs, self.groups.device)
         self._follow()
-        return self.shadow
+        return take_apart(self.shadow, args, kwargs, self.groups.device)
 
     def _follow(self) -> None:
         module = self._module[0]
