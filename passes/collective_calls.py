@@ -23,6 +23,15 @@ COALESCED: dict[Any, Any] = {
 }
 """Op that runs several collectives as one -> the op of each. It takes a list of operands and returns one of results."""
 
+IN_PLACE: dict[Any, Any] = {
+    _C10D.all_reduce.default: _C10D.all_reduce_.default,
+    _C10D.all_reduce_coalesced.default: _C10D.all_reduce_coalesced_.default,
+}
+"""Op -> the same that works on its operands; what it returns lies in their memory."""
+
+_ALL = frozenset({*COLLECTIVES, *COALESCED})
+_OUT_OF_PLACE = {mine: other for other, mine in IN_PLACE.items()}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -37,6 +46,7 @@ class Call:
         value: the local tensor that comes out, on meta.
         origin: the global node whose tensor moves.
         reason: why.
+        in_place: the result lies in the memory of the operand.
     """
 
     kind: str
@@ -47,6 +57,7 @@ class Call:
     value: torch.Tensor
     origin: str
     reason: str
+    in_place: bool = False
 
     @property
     def bytes_in(self) -> int:
@@ -62,17 +73,27 @@ class Call:
 
 def is_collective(node: fx.Node) -> bool:
     """Tell whether a node runs one collective, or several as one."""
-    return node.op == "call_function" and (node.target in COLLECTIVES or node.target in COALESCED)
+    return node.op == "call_function" and _functional(node) in _ALL
+
+
+def is_coalesced(node: fx.Node) -> bool:
+    """Tell whether a node runs several collectives as one: it takes and returns lists."""
+    return _functional(node) in COALESCED
+
+
+def _functional(node: fx.Node) -> Any:
+    return _OUT_OF_PLACE.get(node.target, node.target)
 
 
 def collective_calls(node: fx.Node) -> tuple[Call, ...]:
     """Return the collectives that a node runs, in order; none for any other node."""
     if not is_collective(node):
         return ()
-    op = COALESCED.get(node.target, node.target)
+    target = _functional(node)
+    op = COALESCED.get(target, target)
     first, *rest = node.args
     axis = int(str(rest[-1]).removeprefix(GROUP_PREFIX))
-    if op is node.target:
+    if op is target:
         members: tuple[Any, ...] = (
             (first, node.meta.get("val"), node.meta.get("origin", ""), node.meta.get("reason", "")),
         )
@@ -82,6 +103,6 @@ def collective_calls(node: fx.Node) -> tuple[Call, ...]:
             for operand, value, member in zip(first, node.meta["val"], node.meta["members"], strict=True)  # type: ignore[arg-type]
         )
     return tuple(
-        Call(COLLECTIVES[op], op, axis, operand, tuple(rest), value, origin, reason)
+        Call(COLLECTIVES[op], op, axis, operand, tuple(rest), value, origin, reason, target is not node.target)
         for operand, value, origin, reason in members
     )

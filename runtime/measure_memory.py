@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.passes.collective_calls import COALESCED, WAIT
+from autopar.passes.collective_calls import COALESCED, IN_PLACE, WAIT
 from autopar.passes.cost.storages import LiveBytes, StorageLog, kernels_of
 from autopar.passes.insert_collectives import COLLECTIVES
 from autopar.passes.local_program import LocalProgram
@@ -195,6 +195,10 @@ _BY_KIND: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def _stay(handed: Any, *args: Any) -> Any:
+    return handed
+
+
 def _stand_ins() -> dict[Any, Callable[..., Any]]:
     """Return what runs in place of every collective; what is handed in is held until the wait, as a process does."""
     held: dict[int, Tensor] = {}
@@ -222,6 +226,7 @@ def _stand_ins() -> dict[Any, Callable[..., Any]]:
 
     return {
         **{op: alone(kind) for op, kind in COLLECTIVES.items()},
+        **dict.fromkeys(IN_PLACE.values(), _stay),
         **{op: several(COLLECTIVES[single]) for op, single in COALESCED.items()},
         WAIT: wait,
     }

@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.errors import LoweringError, MismatchError
 from autopar.mesh import Mesh
-from autopar.passes.collective_calls import COALESCED, WAIT, collective_calls, is_collective
+from autopar.passes.collective_calls import WAIT, collective_calls, is_coalesced, is_collective
 from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
 from autopar.passes.program import is_random
 from autopar.placement import PARTIAL_NAMES, Layout, is_partial, layout_name, local_offset, local_shape
@@ -236,12 +236,15 @@ def _compute(nodes: Sequence[fx.Node], envs: Sequence[dict[fx.Node, Any]]) -> li
 def _communicate_all(node: fx.Node, handed: list[Any], mesh: Mesh, moved: list[Moved] | None) -> list[Any]:
     """Run a collective, or each of those that run as one; return the result, or the list of results, of every rank."""
     calls = collective_calls(node)
-    several = node.target in COALESCED
+    several = is_coalesced(node)
     results: list[list[torch.Tensor]] = [[] for _ in handed]
     for index, call in enumerate(calls):
         parts = [(args[0][index], *args[1:]) if several else args for args in handed]
-        for mine, value in zip(results, _communicate(node, call.kind, parts, mesh)):
+        values = _communicate(node, call.kind, parts, mesh)
+        for mine, value in zip(results, values):
             mine.append(value)
+        for args, value in zip(parts, values) if call.in_place else ():
+            args[0].copy_(value)  # so that whoever reads the operand once more is found out
         if moved is not None:
             nbytes = max(args[0].numel() * args[0].element_size() for args in parts)
             moved.append(Moved(call.kind, call.axis, call.origin, node.meta.get("phase", ""), nbytes))

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..collective_calls import COALESCED, WAIT, Call, collective_calls
+from ..collective_calls import WAIT, Call, collective_calls, is_coalesced
 from ..program import is_getitem
 from .op_memory import Form, OpMemories
 from .storages import Account, Kernels
@@ -104,15 +104,15 @@ class GraphWalk:
         calls = collective_calls(node)
         if not calls:
             return self._computed(node, args, dict(kwargs))
-        handed = args[0] if node.target in COALESCED else [args[0]]
+        handed = args[0] if is_coalesced(node) else [args[0]]
         results = [self._sent(node, call, operand) for call, operand in zip(calls, handed, strict=True)]
-        return results if node.target in COALESCED else results[0]
+        return results if is_coalesced(node) else results[0]
 
     def _sent(self, node: fx.Node, call: Call, operand: Form) -> Form:
         """Return the result of a collective; what it hands in is alive until the wait."""
         if call.kind == "all_gather":
             self.largest_gather_bytes = max(self.largest_gather_bytes, call.value.nbytes)
-        result = self.fresh(call.value, node.name)
+        result = operand if call.in_place else self.fresh(call.value, node.name)
         if call.holds_operand:
             self._held[result.storage.number] = operand
         return result

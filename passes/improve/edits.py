@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import fx
+from torch._ops import OpOverload
 
 from ..collective_calls import COALESCED, collective_calls
 
@@ -74,6 +75,46 @@ class Reorder:
         output = graph.output_node()
         for name in self.names:
             output.prepend(nodes[name])
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Read ``first`` wherever ``second`` is read; ``second`` goes."""
+
+    second: str
+    first: str
+
+    def apply(self, graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        """Replace the node."""
+        gone, kept = nodes.pop(self.second), nodes[self.first]
+        for key in ("tensor", "layout"):
+            if key in gone.meta:
+                kept.meta.setdefault(key, gone.meta[key])
+        gone.replace_all_uses_with(kept)
+        graph.erase_node(gone)
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Leave a node out that nobody reads."""
+
+    name: str
+
+    def apply(self, graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        """Erase the node."""
+        graph.erase_node(nodes.pop(self.name))
+
+
+@dataclass(frozen=True)
+class Retarget:
+    """Carry a node out by another op with the same arguments."""
+
+    name: str
+    target: OpOverload
+
+    def apply(self, graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        """Change the op."""
+        nodes[self.name].target = self.target
 
 
 def apply_edits(graphs: Sequence[fx.Graph], edits: Sequence[Edit]) -> None:

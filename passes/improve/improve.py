@@ -9,15 +9,21 @@ from torch import fx
 from autopar.errors import OptionError
 
 from .bucket_collectives import bucket_collectives
+from .drop_unused import drop_unused
 from .edits import apply_edits
 from .issue_early import issue_early
+from .merge_equal import merge_equal
+from .reduce_in_place import reduce_in_place
 from .setting import Pass, Setting
 from .wait_late import wait_late
 
 PASSES: tuple[Pass, ...] = (
+    merge_equal,
+    drop_unused,
     bucket_collectives,
     issue_early,
     wait_late,
+    reduce_in_place,
 )
 """Every pass, in the order in which they run; each is called by its name."""
 

@@ -34,7 +34,7 @@ class Counting(TorchDispatchMode):
         if func.namespace == "_c10d_functional" and name != "wait_tensor":
             axis = next(self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes)
             for handed in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
-                kind = _KINDS[name.removesuffix("_coalesced")]
+                kind = _KINDS[name.removesuffix("_").removesuffix("_coalesced")]
                 self.moves.append((kind, axis, handed.numel() * handed.element_size()))
         return func(*args, **(kwargs or {}))
 
