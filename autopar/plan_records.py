@@ -88,11 +88,24 @@ class CollectiveRow(Struct, frozen=True, kw_only=True):
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """Predicted seconds of a step on one rank."""
+    """Predicted seconds of a step on one rank.
+
+    Attributes:
+        step_seconds: compute, and the communication that nothing hides.
+        compute_seconds: of ops, those computed again included.
+        communication_seconds: of all collectives.
+        hidden_seconds: the part of them that runs behind compute.
+    """
 
     step_seconds: float
     compute_seconds: float
     communication_seconds: float
+    hidden_seconds: float = 0.0
+
+    @property
+    def exposed_seconds(self) -> float:
+        """The communication that nothing hides."""
+        return self.communication_seconds - self.hidden_seconds
 
 
 class MemoryTable(Struct, frozen=True, kw_only=True):

@@ -152,13 +152,17 @@ class _Emission:
 
     def cost(self) -> Cost:
         compute = sum(
-            float(decision.strategies.seconds[row]) * decision.multiplicity
-            for decision, row in zip(self.problem.decisions, self.decided.rows, strict=True)
+            float(decision.strategies.seconds[row]) * decision.multiplicity * (2 if again else 1)
+            for decision, row, again in zip(
+                self.problem.decisions, self.decided.rows, self.decided.again, strict=True
+            )
         )
+        step, hidden = self.decided.seconds, self.decided.hidden_seconds
         return Cost(
-            step_seconds=self.decided.seconds,
+            step_seconds=step,
             compute_seconds=compute,
-            communication_seconds=self.decided.seconds - compute,
+            communication_seconds=step - compute + hidden,
+            hidden_seconds=hidden,
         )
 
     def solver(self) -> SolverReport:

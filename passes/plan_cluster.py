@@ -158,7 +158,11 @@ def _plan_found(
         plan,
         options=msgspec.structs.replace(asked, memory=options.memory, constraints=options.constraints),
         cost=msgspec.structs.replace(
-            plan.cost, step_seconds=step_s, compute_seconds=busy_s, communication_seconds=step_s - busy_s
+            plan.cost,
+            step_seconds=step_s,
+            compute_seconds=busy_s,
+            communication_seconds=step_s - busy_s,
+            hidden_seconds=0.0,
         )
         if pipelined
         else plan.cost,

@@ -24,6 +24,7 @@ from .fold import fold
 from .name_roles import name_roles
 from .program import Program, is_random, result_values, tensor_operands
 from .solve.decide import Decided, decide
+from .solve.hiding import NO_HIDING
 from .solve.layout_graph import Prices
 from .solve.problem import Network, build_problem
 from .solve.travel import Travel
@@ -105,7 +106,7 @@ def price_regions(program: Program, mesh: Mesh, options: Options) -> tuple[Price
     Args:
         program: captured with the batch of one micro-batch of one data-parallel rank.
         mesh: inside a stage, without the data axis.
-        options: constraints and optimizer; the memory budget is left to the stages.
+        options: constraints and optimizer; the memory budget is left to the stages, and so is what hides.
 
     Raises:
         ConstraintError, MeshError: as ``make_plan``.
@@ -121,7 +122,7 @@ def price_regions(program: Program, mesh: Mesh, options: Options) -> tuple[Price
         mark_traffic(program, folding.class_of)
     free = msgspec.structs.replace(options, memory=None)
     problem = build_problem(program, prices, free, folding, constraints=constraints)
-    pricing = _Pricing(program, decide(problem))
+    pricing = _Pricing(program, decide(dataclasses.replace(problem, hiding=NO_HIDING)))
     return _alike(pricing.regions(), [tuple(folding.class_of[name] for name in span.ops) for span in pricing.spans])
 
 

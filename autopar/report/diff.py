@@ -47,6 +47,7 @@ def _totals(before: PlanRecord, after: PlanRecord) -> str:
         ("step", lambda plan: plan.cost.step_seconds, format_seconds),
         ("compute", lambda plan: plan.cost.compute_seconds, format_seconds),
         ("communication", lambda plan: plan.cost.communication_seconds, format_seconds),
+        ("of it hidden", lambda plan: plan.cost.hidden_seconds, format_seconds),
         ("memory: parameters", lambda plan: plan.memory.parameters_bytes, _bytes),
         ("memory: gradients", lambda plan: plan.memory.gradients_bytes, _bytes),
         ("memory: optimizer state", lambda plan: plan.memory.optimizer_bytes, _bytes),

@@ -40,13 +40,18 @@ def totals_text(plan: PlanRecord) -> str:
     whole = sum(all(choice == "replicate" for choice in choices) for choices in plan.choices.values())
     found = f", found in {format_seconds(solver.seconds)}" if solver.seconds else ""
     simulated = plan.pipeline is not None and plan.search is not None
-    busy, idle = ("fullest rank busy", "waiting") if simulated else ("compute", "communication")
+    if simulated:
+        parts = f"fullest rank busy {format_seconds(cost.compute_seconds)}, waiting "
+        parts += f"{format_seconds(cost.communication_seconds)} "
+        parts += f"({format_share(cost.communication_seconds, cost.step_seconds)} of the step)"
+    else:
+        parts = f"compute {format_seconds(cost.compute_seconds)}, communication exposed "
+        parts += f"{format_seconds(cost.exposed_seconds)} ({format_share(cost.exposed_seconds, cost.step_seconds)} of "
+        parts += f"the step), hidden {format_seconds(cost.hidden_seconds)}"
     return "\n".join(
         (
             f"Plan for a mesh of {axes} ({format_count(plan.mesh.num_ranks, 'rank')}, device {record.device})",
-            f"  step    {format_seconds(cost.step_seconds)} predicted: {busy} {format_seconds(cost.compute_seconds)}, "
-            f"{idle} {format_seconds(cost.communication_seconds)} "
-            f"({format_share(cost.communication_seconds, cost.step_seconds)} of the step)",
+            f"  step    {format_seconds(cost.step_seconds)} predicted: {parts}",
             f"  solver  {solver.status}: objective {format_seconds(solver.objective_s)}, "
             f"bound {format_seconds(solver.bound_s)}, gap {100 * solver.gap:.3g} %" + found,
             f"          {format_count(solver.variables, 'variable')}, {format_count(solver.constraints, 'row')}, "

@@ -62,6 +62,8 @@ class Device:
         shares: kind of op (``KINDS`` in ``compute.py``) -> the part of the achievable rate that it reaches.
         stream_curve: ``(bytes moved, bytes a second)`` pairs in ascending order, for devices whose caches make small
             ops faster; between them it is interpolated, and without them the bandwidth is one figure.
+        contention: the part of its own time by which a transfer slows the compute that hides it; 1 where transfers
+            and compute take turns.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Device:
     draw_s: float = 0.0
     shares: Mapping[str, float] = field(default_factory=dict)
     stream_curve: tuple[tuple[float, float], ...] = ()
+    contention: float = 1.0
     flops_of: Mapping[str, float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +107,7 @@ class Device:
 
 
 _FIGURES = {f.name for f in fields(Device)} - {"name", "flops_of"}
-_OPTIONAL = {"memory_achievable", "num_units", "fuses", "view_s", "draw_s", "shares", "stream_curve"}
+_OPTIONAL = {"memory_achievable", "num_units", "fuses", "view_s", "draw_s", "shares", "stream_curve", "contention"}
 _REQUIRED = _FIGURES - _OPTIONAL
 _LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s")
 
@@ -252,7 +255,7 @@ def _device_of(name: str, figures: Any) -> Device:
         _check(name, f"peak_flops of {dtype}", peak)
     for key in ("memory_bytes_per_s", "memory_bytes", "devices_per_node", "num_units"):
         _check(name, key, chosen.get(key, 1))
-    for key in ("achievable", "memory_achievable"):
+    for key in ("achievable", "memory_achievable", "contention"):
         _check(name, key, chosen.get(key, 1.0), most=1.0)
     for key in ("launch_s", "view_s", "draw_s"):
         _check(name, key, chosen.get(key, 0.0), least_open=False)

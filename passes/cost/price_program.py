@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from autopar.mesh import Mesh
 from autopar.placement import Layout, local_shape
 from autopar.plans import Cost, Plan
 
+from ..find_hideable import find_hideable
 from ..insert_collectives import COLLECTIVES
 from ..local_program import LocalProgram
 from ..lower import choices_of
@@ -33,12 +34,41 @@ def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
         plan: the plan that it was lowered by, for operands that a local rewrite does not read (only their shape).
         local: its lowering, with its mesh.
     """
-    communication = sum(_arc_seconds(node, local.mesh) for node in local.joint.graph.nodes if _ends_arc(node))
+    travel = {node: _arc_seconds(node, local.mesh) for node in local.joint.graph.nodes if _ends_arc(node)}
+    communication = sum(travel.values())
     first, again = (_emitted(local, repeated) for repeated in (False, True))
-    compute = sum(_op_seconds(node, first, plan, local) for node in program.ops())
+    work = {node.name: _op_seconds(node, first, plan, local) for node in program.ops()}
     recomputed = set(plan.recomputed)
-    compute += sum(_op_seconds(node, again, plan, local) for node in program.ops() if node.name in recomputed)
-    return Cost(step_seconds=compute + communication, compute_seconds=compute, communication_seconds=communication)
+    for node in program.ops():
+        if node.name in recomputed:
+            work[node.name] += _op_seconds(node, again, plan, local)
+    compute = sum(work.values())
+    moved: dict[str, float] = defaultdict(float)
+    for node, seconds in travel.items():
+        moved[node.meta["tensor"]] += seconds
+    hidden = _hidden_seconds(program, work, moved, device(local.mesh.device).contention)
+    return Cost(
+        step_seconds=compute + communication - hidden,
+        compute_seconds=compute,
+        communication_seconds=communication,
+        hidden_seconds=hidden,
+    )
+
+
+def _hidden_seconds(
+    program: Program, work: Mapping[str, float], moved: Mapping[str, float], contention: float
+) -> float:
+    """Return what hides: in every region the lesser of its compute and what may hide behind it."""
+    if contention >= 1.0:
+        return 0.0
+    found = find_hideable(program)
+    computed, travels = defaultdict(float), defaultdict(float)
+    for name, seconds in work.items():
+        computed[found.regions[name]] += seconds
+    for name, seconds in moved.items():
+        if name in found.tensors:
+            travels[found.regions[name]] += seconds * (1.0 - contention)
+    return sum(min(computed[region], seconds) for region, seconds in travels.items())
 
 
 def _emitted(local: LocalProgram, again: bool) -> dict[str, list[fx.Node]]:

@@ -29,7 +29,8 @@ class Decided:
         again: which decisions' ops the backward computes again.
         again_bytes: what that brings back at one time.
         travels: how every network's tensor travels.
-        seconds: compute and travel together.
+        seconds: of a step: compute, and what travels without hiding behind it.
+        hidden_seconds: what travels behind compute.
         num_bytes: kept on the fullest rank.
         weighed_bytes: those that the solver's model counts.
         answer: what the solver said of it.
@@ -43,6 +44,7 @@ class Decided:
     again_bytes: int
     travels: tuple[Travel, ...]
     seconds: float
+    hidden_seconds: float
     num_bytes: int
     weighed_bytes: float
     answer: Answer
@@ -127,6 +129,7 @@ def rebuild(proved: Proved, asked: LinearModel) -> Decided:
     for network, travel in zip(problem.networks, travels, strict=True):
         seconds += travel.seconds * network.multiplicity
         num_bytes += travel.saved_bytes(network.graph) * network.multiplicity
+    hidden = _hidden_seconds(problem, rows, again, travels)
     back = max((_bytes_back(problem, segment, rows, again) for segment in problem.segments), default=0)
     return Decided(
         problem,
@@ -134,7 +137,8 @@ def rebuild(proved: Proved, asked: LinearModel) -> Decided:
         tuple(again),
         back,
         travels,
-        seconds,
+        seconds - hidden,
+        hidden,
         num_bytes + back,
         float(model.memory_bytes @ answer.values),
         answer,
@@ -159,6 +163,19 @@ def _needed_again(problem: Problem, again: list[bool]) -> list[bool]:
                 again[index] = False
                 changed = True
     return again
+
+
+def _hidden_seconds(problem: Problem, rows: list[int], again: list[bool], travels: tuple[Travel, ...]) -> float:
+    """Return what hides: in every group of regions the lesser of its compute and what may hide behind it."""
+    hiding = problem.hiding
+    computed, moved = np.zeros(hiding.num_groups), np.zeros(hiding.num_groups)
+    for decision, row, repeated, parts in zip(problem.decisions, rows, again, hiding.decisions):
+        for group, count in parts:
+            computed[group] += float(decision.strategies.seconds[row]) * count * (2 if repeated else 1)
+    for travel, parts in zip(travels, hiding.networks):
+        for group, count in parts:
+            moved[group] += travel.seconds * count * hiding.hidden_share
+    return float(np.minimum(computed, moved).sum())
 
 
 def _bytes_back(problem: Problem, segment: tuple[tuple[int, int], ...], rows: list[int], again: list[bool]) -> int:

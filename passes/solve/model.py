@@ -45,9 +45,8 @@ class LinearModel:
 
     Attributes:
         cost: seconds a unit of every variable.
-        upper: bound of every variable; infinite for flows.
+        upper: bound of every variable: 1 for a choice, infinite for flows, the most of an amount.
         integral: variables that decide: strategies, computing again, opened arcs, saved layouts.
-        counts: variables that are no choice of 0 or 1 but an amount, never to be left out.
         matrix, row_lower, row_upper: the rows.
         first_variable: decision -> its first variable; its strategies follow one another.
         first_again: the same of "computed again with this strategy"; -1 for a decision that can't be.
@@ -61,7 +60,6 @@ class LinearModel:
     cost: Floats
     upper: Floats
     integral: Bools
-    counts: Bools
     matrix: csr_matrix
     row_lower: Floats
     row_upper: Floats
@@ -166,6 +164,9 @@ class _Build:
         self.again = np.full(len(problem.decisions), -1, dtype=np.int64)
         self.saves: dict[tuple[int, int], int] = {}
         self.flows: list[Flow] = []
+        self.hides = objective == "seconds" and problem.hiding.num_groups > 0
+        self.moved: dict[int, list[tuple[Ints, Floats]]] = {}
+        self.amounts: dict[int, float] = {}
 
     def run(self) -> LinearModel:
         out = self.out
@@ -184,12 +185,57 @@ class _Build:
                 out.put(rows, made, -1.0)
         for number, network in enumerate(self.problem.networks):
             self._network(number, network)
+        if self.hides:
+            self._hide()
         return _finish(self)
+
+    def _hide(self) -> None:
+        """Add, for every group of regions, the seconds by which what may hide is longer than what computes.
+
+        ``max(compute, hideable)`` is compute plus this excess: not negative, and at least hideable less compute.
+        """
+        hiding, out = self.problem.hiding, self.out
+        columns: list[list[Ints]] = [[] for _ in range(hiding.num_groups)]
+        weights: list[list[Floats]] = [[] for _ in range(hiding.num_groups)]
+        for number, parts in enumerate(hiding.networks):
+            for group, count in parts:
+                for variables, seconds in self.moved[number]:
+                    columns[group].append(variables)
+                    weights[group].append(seconds * count)
+        for index, parts in enumerate(hiding.decisions):
+            seconds = self.problem.decisions[index].strategies.seconds
+            for first in (self.first[index], self.again[index]):
+                for group, count in parts if first >= 0 else ():
+                    columns[group].append(first + np.arange(len(seconds)))
+                    weights[group].append(-seconds * count)
+        for variables, seconds in zip(map(np.concatenate, columns), map(np.concatenate, weights), strict=True):
+            unit = float(np.abs(seconds).max(initial=0.0))
+            if not (seconds > 0).any():
+                continue
+            excess = out.variables(np.array([unit]), np.zeros(1, dtype=np.int64), False)
+            self.amounts[int(excess[0])] = float(np.maximum(seconds, 0.0).sum()) / unit
+            row = out.new_rows(1, -math.inf, 0.0)
+            out.rows.append(np.full(len(variables) + 1, row))
+            out.cols.append(np.concatenate([variables, excess]))
+            out.vals.append(np.append(seconds / unit, -1.0))
 
     def _network(self, number: int, network: Network) -> None:
         out, problem, scale = self.out, self.problem, network.multiplicity
         repeated = self.again[network.producer] >= 0
         ways = _ways(problem, network, self.bounded, bool(repeated))
+        moved = self.moved.setdefault(number, [])
+        share = 1.0
+        if self.hides and problem.hiding.networks[number]:
+            share = problem.hiding.contention
+
+        def pay(arcs: Ints, num_bytes: Ints, decides: bool, paid: Bools | None = None) -> Ints:
+            """Add a variable an arc; where it may hide, only what it slows is paid here."""
+            seconds = ways.seconds[arcs] if paid is None else np.where(paid, ways.seconds[arcs], 0.0)
+            made = out.variables(seconds * (scale * share), num_bytes, decides)
+            if share < 1.0:
+                moved.append((made, seconds * (1.0 - share)))
+            return made
+
         commodities = [_Commodity(reader, False, False) for reader in network.readers]
         commodities += [_Commodity(reader, self.bounded, False) for reader in network.late_readers]
         if self.bounded:
@@ -199,13 +245,11 @@ class _Build:
         weighs = (ways.seconds > 0) | (ways.num_bytes > 0)
         shared = np.flatnonzero((sharers > 1) & weighs)
         opened = np.full(len(ways.source), -1, dtype=np.int64)
-        opened[shared] = out.variables(ways.seconds[shared] * scale, ways.num_bytes[shared] * scale, True)
+        opened[shared] = pay(shared, ways.num_bytes[shared] * scale, True)
         for commodity, arcs in zip(commodities, usable, strict=True):
             own = np.flatnonzero(arcs)
             pays = sharers[own] == 1
-            flow = out.variables(
-                np.where(pays, ways.seconds[own] * scale, 0.0), np.where(pays, ways.num_bytes[own] * scale, 0), False
-            )
+            flow = pay(own, np.where(pays, ways.num_bytes[own] * scale, 0), False, pays)
             self._conserve(network, ways, commodity, own, flow)
             coupled = opened[own] >= 0
             rows = out.new_rows(int(coupled.sum()), -math.inf, 0.0) + np.arange(int(coupled.sum()))
@@ -338,12 +382,13 @@ def _finish(build: _Build) -> LinearModel:
     everything = np.concatenate([num_bytes, *(values for _, values in weights)])
     unit = _memory_unit(everything)
     num_bytes = num_bytes.copy()
-    counts = np.zeros(out.num_variables, dtype=np.bool_)
     upper = np.where(np.concatenate(out.decides), 1.0, np.inf)
+    for variable, most in build.amounts.items():
+        upper[variable] = most
     if weights:
         (peak,) = out.variables(np.zeros(1), np.array([unit]), False).tolist()
         out.decides[-1][:] = False
-        num_bytes, counts = np.append(num_bytes, unit), np.append(counts, True)
+        num_bytes = np.append(num_bytes, unit)
         upper = np.append(upper, max(int(values.sum()) for _, values in weights) / unit)
         for variables, values in weights:
             row = out.new_rows(1, -math.inf, 0.0)
@@ -369,7 +414,6 @@ def _finish(build: _Build) -> LinearModel:
         cost,
         upper,
         np.concatenate(out.decides),
-        counts,
         matrix,
         np.concatenate(out.lower),
         np.concatenate(out.upper),

@@ -22,6 +22,7 @@ from ..fold import Folding
 from ..ops.random_state import random_state_bytes
 from ..program import Input, Output, Program, has_many_results, is_getitem, is_random, result_values, tensor_operands
 from ..segments import cut_segments, repeatable_ops
+from .hiding import NO_HIDING, Hiding, find_hiding
 from .layout_graph import Bools, Ints, LayoutGraph, LayoutGraphs, Prices, decode, encode
 
 
@@ -131,6 +132,7 @@ class Problem:
         tied: decision of every op, placeholder and module output (``output <position>``).
         num_regions: runs of repeated blocks.
         segments: ``(repeatable decision, ops)`` pairs of every segment of the forward; alike segments once.
+        hiding: which transfers hide behind which decisions' compute.
     """
 
     prices: Prices
@@ -141,6 +143,7 @@ class Problem:
     tied: dict[str, int]
     num_regions: int = 0
     segments: tuple[tuple[tuple[int, int], ...], ...] = ()
+    hiding: Hiding = NO_HIDING
 
     def sources(self, network: Network, strategies: Strategies | None = None) -> Ints:
         """Return the graph node where the tensor starts under every strategy of its producer."""
@@ -194,15 +197,18 @@ class _Builder:
         for node in program.ops():
             self._decide(node.name, members, lambda node=node: self._op_strategies(node))  # type: ignore[misc]
         self._decide_outputs()
+        networks = self._networks()
+        members = [network.members for network in networks]
         return Problem(
             self.prices,
             tuple(self.decisions),
-            self._networks(),
+            networks,
             fixed,
             self.options.memory,
             self.tied,
             self.folding.num_regions,
             self._segments(),
+            find_hiding(program, self.prices.device.contention, self.tied, members),
         )
 
     def _mark_repeatable(self) -> None:

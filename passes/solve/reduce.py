@@ -86,6 +86,47 @@ def _check_reach(problem: Problem, network: Network, rows: list[Bools]) -> list[
     return lost
 
 
+class _Change:
+    """What replacing one row of a decision (by row) by another (by column) costs at the worst.
+
+    Where regions hide communication, a change of compute by ``c`` and of what may hide by ``h`` costs a region
+    ``max(c, h)`` at the worst: it may be bound by either.
+    """
+
+    def __init__(self, problem: Problem, index: int, work: Floats) -> None:
+        self.problem, self.index, self.work = problem, index, work
+        self.hiding = problem.hiding
+        self.parts = dict(self.hiding.decisions[index]) if self.hiding.num_groups else {}
+        open_count = problem.decisions[index].multiplicity - sum(self.parts.values())
+        self.exposed = work * open_count
+        self.computed = {group: work * count for group, count in self.parts.items()}
+        self.hidden: dict[int, Floats] = {}
+
+    def travel(self, number: int, change: Floats) -> None:
+        """Add what it changes in the travels of a network."""
+        parts = self.hiding.networks[number] if self.hiding.num_groups else ()
+        share = self.hiding.contention if parts else 1.0
+        self.exposed = self.exposed + change * (share * self.problem.networks[number].multiplicity)
+        for group, count in parts:
+            self.hidden[group] = self.hidden.get(group, 0.0) + change * (self.hiding.hidden_share * count)
+
+    def plus(self, other: _Change) -> _Change:
+        """Return both changes at once."""
+        out = _Change(self.problem, self.index, self.work)
+        out.exposed = self.exposed + other.exposed
+        for name in ("computed", "hidden"):
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(out, name, {group: mine.get(group, 0.0) + its.get(group, 0.0) for group in {**mine, **its}})
+        return out
+
+    def worst(self) -> Floats:
+        """Return the worst of every change."""
+        total = self.exposed
+        for group in {**self.computed, **self.hidden}:
+            total = total + np.maximum(self.computed.get(group, 0.0), self.hidden.get(group, 0.0))
+        return total
+
+
 @dataclass
 class _Eliminator:
     """One sweep of dead-end elimination over all decisions."""
@@ -105,37 +146,35 @@ class _Eliminator:
 
     def _eliminate(self, index: int) -> None:
         decision = self.problem.decisions[index]
-        work = decision.strategies.seconds * decision.multiplicity
-        count = len(work)
-        worst = work[None, :] - work[:, None]
-        twice = worst.copy()  # what computing it again adds
-        worst[decision.strategies.bytes[None, :] > decision.strategies.bytes[:, None]] = np.inf
+        work = decision.strategies.seconds
+        once = _Change(self.problem, index, work[None, :] - work[:, None])
+        twice = _Change(self.problem, index, once.work)  # what computing it again adds
+        barred = decision.strategies.bytes[None, :] > decision.strategies.bytes[:, None]
         if decision.repeatable:
-            worst[decision.strategies.result_bytes[None, :] > decision.strategies.result_bytes[:, None]] = np.inf
+            barred |= decision.strategies.result_bytes[None, :] > decision.strategies.result_bytes[:, None]
         for number in self.touched[index]:
             network = self.problem.networks[number]
             for reader in network.all_readers:
                 if reader.decision == index:
                     demands = self.problem.demands(network, reader)
-                    change = network.multiplicity * _spread(self._demand_change(network, demands), demands)
-                    worst += change
+                    change = _spread(self._demand_change(network, demands), demands)
+                    once.travel(number, change)
                     if reader in network.again_readers:
-                        twice += change
+                        twice.travel(number, change)
             if network.producer == index:
                 sources = self.problem.sources(network)
-                change = network.multiplicity * _spread(self._source_change(network, sources), sources)
-                worst += change
+                change = _spread(self._source_change(network, sources), sources)
+                once.travel(number, change)
                 if network.two_phases:
-                    twice += change
-        np.fill_diagonal(worst, np.inf)
-        beaten = worst <= 0
+                    twice.travel(number, change)
+        beaten = (once.worst() <= 0) & ~barred & ~np.eye(len(work), dtype=np.bool_)
         if decision.repeatable:
-            beaten &= worst + twice <= 0
+            beaten &= once.plus(twice).worst() <= 0
         alive = self.rows[index]
         for row in np.flatnonzero(beaten.any(axis=1))[::-1]:
             if (beaten[row] & alive).any():
                 alive[row] = False
-        assert alive.any() and count == len(alive)
+        assert alive.any()
 
     def _alone(self, network: Network) -> bool:
         """Tell whether the network has one reader of its own phase, whose decision is not also its producer."""

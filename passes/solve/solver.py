@@ -130,16 +130,17 @@ def branch(model: LinearModel, *, time_limit_s: float | None = None) -> Answer:
 def dual_bound(model: LinearModel, duals: Floats) -> tuple[float, Floats]:
     """Return a lower bound on the optimum and the price of every variable, from any dual values.
 
-    Every variable of some optimal plan is 0 or 1 (flows too: one unit each, on integral networks), so for any ``y`` of
-    the right signs ``y b + sum of min(0, price)`` is a bound, ``price = cost - y A``; a plan that uses a variable
-    costs at least its price more.
+    Every variable of some optimal plan lies between 0 and its bound, where flows have 1 (one unit each, on integral
+    networks), so for any ``y`` of the right signs ``y b + sum of min(0, price) bound`` is a bound,
+    ``price = cost - y A``; a plan that uses a choice costs at least its price more.
     """
     duals = np.where((duals > 0) & ~np.isfinite(model.row_lower), 0.0, duals)
     duals = np.where((duals < 0) & ~np.isfinite(model.row_upper), 0.0, duals)
     sides = np.where(duals > 0, model.row_lower, model.row_upper)
     prices = model.cost - model.matrix.T @ duals
     used = duals != 0
-    return float(duals[used] @ sides[used] + np.minimum(prices, 0.0).sum()), np.maximum(prices, 0.0)
+    most = np.where(np.isfinite(model.upper), model.upper, 1.0)
+    return float(duals[used] @ sides[used] + np.minimum(prices, 0.0) @ most), np.maximum(prices, 0.0)
 
 
 def _cost_scale(model: LinearModel) -> float:

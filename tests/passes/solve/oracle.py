@@ -1,6 +1,7 @@
 """Brute force: every strategy of every op, every set of arcs, of saved layouts and of ops computed again.
 
-Nothing of the ILP is used; which ops may be computed again is its definition, and comes from ``passes/segments.py``.
+Nothing of the ILP is used; which ops may be computed again, and which tensors may travel behind which compute, are its
+definition, and come from ``passes/segments.py`` and ``passes/find_hideable.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autopar.passes.cost.compute import compute_dtype, is_view, local_lengths, l
 from autopar.passes.cost.devices import device, mesh_links
 from autopar.passes.cost.fusion import ALONE
 from autopar.passes.cost.memory import parameter_bytes
+from autopar.passes.find_hideable import find_hideable
 from autopar.passes.fold import fold
 from autopar.passes.insert_collectives import arc_bytes
 from autopar.passes.program import Program, result_values, tensor_operands
@@ -46,6 +48,7 @@ class Oracle:
         self.origin = (0,) * mesh.num_axes
         self.nodes = program.nodes()
         self.travel_options = lru_cache(maxsize=None)(self._travel_options)
+        self.hideable = find_hideable(program)
         self.segments = cut_segments(program, fold(program))
         repeatable = sorted(repeatable_ops(program, self.segments)) if options.memory is not None else []
         self.again_sets = [
@@ -174,12 +177,23 @@ class Oracle:
         kept = sum(row[3] for row in chosen.values()) + self._bytes_back(chosen, again)
         budget = self.options.memory
         if budget is None:
-            return seconds + sum(min(cost for cost, _ in options) for options in travels)
+            return seconds + self._paid(chosen, again, [min(cost for cost, _ in options) for options in travels])
         found = math.inf
         for picks in product(*travels):
             if kept + sum(num_bytes for _, num_bytes in picks) <= budget:
-                found = min(found, seconds + sum(cost for cost, _ in picks))
+                found = min(found, seconds + self._paid(chosen, again, [cost for cost, _ in picks]))
         return found
+
+    def _paid(self, chosen: dict[str, Row], again: frozenset[str], travels: list[float]) -> float:
+        """Return the seconds of travel that no region hides."""
+        computed: dict[int, float] = defaultdict(float)
+        moved: dict[int, float] = defaultdict(float)
+        for name, cost in zip(chosen, travels):
+            region = self.hideable.regions[name]
+            computed[region] += chosen[name][2] * (2 if name in again else 1)
+            if name in self.hideable.tensors:
+                moved[region] += cost * (1.0 - self.device.contention)
+        return sum(travels) - sum(min(computed[region], cost) for region, cost in moved.items())
 
     def _travel_options(
         self, name: str, source: Layout, early: frozenset[Layout], late: frozenset[Layout], start: str

@@ -34,9 +34,10 @@ class Builder:
         """Add an op with its rule."""
         node = self.graph.call_function(target, args)
         phase = "forward" if self.count < self.num_forward else "backward"
+        layer = f"layer.{self.count // 2}"
         self.count += 1
         value = torch.empty(shape, device="meta")
-        node.meta.update(val=value, phase=phase, module="m", source="", rule=rule)
+        node.meta.update(val=value, phase=phase, module=layer, source="", rule=rule)
         return node
 
     def relu(self, x: fx.Node) -> fx.Node:
