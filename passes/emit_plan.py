@@ -153,9 +153,7 @@ class _Emission:
     def cost(self) -> Cost:
         compute = sum(
             float(decision.strategies.seconds[row]) * decision.multiplicity * (2 if again else 1)
-            for decision, row, again in zip(
-                self.problem.decisions, self.decided.rows, self.decided.again, strict=True
-            )
+            for decision, row, again in zip(self.problem.decisions, self.decided.rows, self.decided.again, strict=True)
         )
         step, hidden = self.decided.seconds, self.decided.hidden_seconds
         return Cost(

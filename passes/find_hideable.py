@@ -46,9 +46,10 @@ def _known_ahead(program: Program) -> set[str]:
     """Return parameters, buffers, and what follows from them alone."""
     found = {role.node for role in program.inputs if role.kind in ("parameter", "buffer")}
     for node in program.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and not is_random(node):
-            if all(operand.name in found for operand in node.all_input_nodes):
-                found.add(node.name)
+        operands = node.all_input_nodes
+        made = node.op == "call_function" and not is_random(node)
+        if made and operands and all(operand.name in found for operand in operands):
+            found.add(node.name)
     return found
 
 

@@ -62,7 +62,8 @@ def _hidden_seconds(
     if contention >= 1.0:
         return 0.0
     found = find_hideable(program)
-    computed, travels = defaultdict(float), defaultdict(float)
+    computed: dict[int, float] = defaultdict(float)
+    travels: dict[int, float] = defaultdict(float)
     for name, seconds in work.items():
         computed[found.regions[name]] += seconds
     for name, seconds in moved.items():

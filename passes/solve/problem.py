@@ -198,7 +198,7 @@ class _Builder:
             self._decide(node.name, members, lambda node=node: self._op_strategies(node))  # type: ignore[misc]
         self._decide_outputs()
         networks = self._networks()
-        members = [network.members for network in networks]
+        tensors = [network.members for network in networks]
         return Problem(
             self.prices,
             tuple(self.decisions),
@@ -208,7 +208,7 @@ class _Builder:
             self.tied,
             self.folding.num_regions,
             self._segments(),
-            find_hiding(program, self.prices.device.contention, self.tied, members),
+            find_hiding(program, self.prices.device.contention, self.tied, tensors),
         )
 
     def _mark_repeatable(self) -> None:
