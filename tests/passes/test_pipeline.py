@@ -84,14 +84,30 @@ class Block(nn.Module):
         return (x + self.down(torch.relu(self.up(x)))).square().mean()
 
 
+SLOW_AND_FAST = Mesh((4, 4), ("slow", "fast"), device="h100", links=("infiniband_ndr", "nvlink4"))
+
+
+def block_program(batch: int) -> Program:
+    """Return a block of two products, for ``batch`` sequences of 512 tokens."""
+    with torch.device("meta"):
+        model, x = Block().bfloat16(), torch.empty(batch, 512, 4096, dtype=torch.bfloat16)
+    return capture(model, (x,), {})
+
+
+def test_many_tokens_hide_the_gathers() -> None:
+    """With enough compute to hide it, moving parameters and gradients beats moving activations, which nothing hides."""
+    plan = make_plan(block_program(batch=128), SLOW_AND_FAST)
+    assert all(role in ("batch", "sequence") for roles in roles_of(plan, "up") for role in roles)
+    assert plan.cost.hidden_seconds > plan.cost.exposed_seconds
+    parts = plan.cost.compute_seconds + plan.cost.exposed_seconds
+    assert plan.cost.step_seconds == pytest.approx(parts)
+
+
 def test_experts_plans_come_out_unaided() -> None:
     """On a slow and a fast axis: tokens over the slow one, a column and row pair over the fast one; and when memory is
     tight, parameters rest split over the slow axis too, are gathered at use, and their gradients come back in pieces.
     """
-    with torch.device("meta"):
-        model, x = Block().bfloat16(), torch.empty(128, 512, 4096, dtype=torch.bfloat16)
-    program = capture(model, (x,), {})
-    mesh = Mesh((4, 4), ("slow", "fast"), device="h100", links=("infiniband_ndr", "nvlink4"))
+    program, mesh = block_program(batch=64), SLOW_AND_FAST
     free = make_plan(program, mesh)
     tight = make_plan(program, mesh, Options(memory=free.memory.total_bytes * 6 // 10))
     for plan in (free, tight):
