@@ -20,6 +20,7 @@ from autopar.passes.improve.setting import Setting
 from autopar.passes.insert_collectives import insert_arc
 from autopar.passes.local_ops import local_op
 from autopar.passes.local_program import LocalProgram
+from autopar.passes.order_again import order_again
 from autopar.passes.program import (
     Input,
     Output,
@@ -274,8 +275,8 @@ class _Lowering:
 
     def version(self, tensor: fx.Node, layout: Layout, phase: str, reader: _Reader) -> fx.Node:
         """Return the node that holds ``tensor`` in ``layout``, moving it along its route where it is not there yet."""
-        if phase == BACKWARD:
-            self.compute_again(tensor)
+        for op in order_again(tensor, self.again) if phase == BACKWARD else ():
+            self.compute_again(op)
         there = self.there.setdefault((tensor.name, phase), {})
         if layout in there:
             return there[layout]
@@ -301,14 +302,10 @@ class _Lowering:
             self.hold(tensor, end, self.move(tensor, there[source], arc, phase, reader), phase)
         return there[layout]
 
-    def compute_again(self, tensor: fx.Node) -> None:
-        """Emit once more, in the backward, the op that computes ``tensor``, if the plan says so and it is not there."""
-        op = tensor.args[0] if is_getitem(tensor) else tensor
-        assert isinstance(op, fx.Node)
-        if op.name not in self.again or op.meta["phase"] == BACKWARD:
-            return
+    def compute_again(self, op: fx.Node) -> None:
+        """Emit once more, in the backward, an op whose operands are there."""
         self.again.remove(op.name)
-        before = list(self.graph.nodes)[-1]
+        before = next(iter(reversed(self.graph.nodes)))
         now = None
         if op.name in self.states:
             device = self.states[op.name].args[0]
