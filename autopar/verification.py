@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,6 +44,7 @@ def verify(
         OptionError: an argument means nothing.
     """
     from autopar.passes.annotate import annotate
+    from autopar.runtime.copy_model import copy_model
     from autopar.runtime.shadow import Source, append_loss, count_targets
     from autopar.runtime.signature import take_apart
     from autopar.runtime.verify_pipeline import verify_pipeline
@@ -60,7 +60,7 @@ def verify(
     if given.options.inputs == "local":
         args, named = pytree.tree_map(lambda leaf: _global_batch(leaf, given.mesh.sizes[0]), (args, named))
     if loss is not None:
-        model = copy.deepcopy(model)
+        model = copy_model(model)
         append_loss(model, loss, count_targets(loss))
     call = take_apart(model, args, named, device=None)
     program = annotate(Source.of(model, None).capture(call, given.mesh, "global", given.options.outputs))

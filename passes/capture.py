@@ -198,6 +198,12 @@ def _failure(error: Exception, model: nn.Module) -> str:
             "the model and pass it in as a number."
         )
     places = [f"in {module}" if module else "", f"at {line}" if line else ""]
+    if torch_private.is_choice_of_functions(error):
+        return (
+            f"the model can't be captured whole{''.join(f' {place}' for place in places if place)}: an op that takes "
+            "functions (torch.cond, while_loop, ...) decides by data what to run. Compute every branch and choose with "
+            "torch.where, or decide outside of the model."
+        )
     text = str(error).rstrip(". ")
     words = text if isinstance(error, AutoparError) else f"{type(error).__name__}: {text}"
     return (

@@ -194,6 +194,13 @@ def _in_memory_format(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def conjugate(value: Tensor | complex) -> Tensor:
+    """Return the conjugate of a tensor, or of the number that torch makes of one which a model multiplies by."""
+    if isinstance(value, Tensor):
+        return torch.conj_physical(value)
+    return torch.full((), value.conjugate(), dtype=torch.complex128)
+
+
 @cache
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Return ATen op -> function that writes it in simpler ops."""
@@ -217,7 +224,7 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,
         # A mark on a view says that it is conjugated or negated; traced code has decided by then whether it looks.
-        aten._conj.default: torch.conj_physical,
+        aten._conj.default: conjugate,
         aten._neg_view.default: torch.neg,
     }
     return table

@@ -32,6 +32,7 @@ class PreservedModel:
         self._before: list[tuple[dict[str, Any], ...]] = []
         self._copies: dict[str, Tensor] = {}
         self._replaced: set[str] = set()
+        self._computed: set[str] = set()
         self._contents: list[tuple[Any, Any]] = []
         self._caches = PreservedCaches(model)
 
@@ -44,7 +45,10 @@ class PreservedModel:
             for name, value in list(module.__dict__.items()):
                 if isinstance(value, Tensor) and id(value) not in self._owned:
                     copy = value.detach().clone().requires_grad_(value.requires_grad)
-                    module.__dict__[name] = self._copies[f"{path}.{name}".lstrip(".")] = copy
+                    full = f"{path}.{name}".lstrip(".")
+                    module.__dict__[name] = self._copies[full] = copy
+                    if not value.is_leaf:
+                        self._computed.add(full)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: TracebackType | None) -> None:
@@ -63,7 +67,7 @@ class PreservedModel:
             (container.extend if hasattr(container, "extend") else container.update)(content)
 
     def refuse_state(self, constants: list[Tensor]) -> None:
-        """Check that no plain tensor attribute was written to, or read and then replaced.
+        """Check that no plain tensor attribute was written to, or read and then replaced, or read with a history.
 
         Args:
             constants: the constants that the trace reads.
@@ -77,6 +81,11 @@ class PreservedModel:
                 raise CaptureError(
                     f"the model writes to its attribute {name}, a tensor that is neither parameter nor buffer, so the "
                     "next step would not see it. Register it with register_buffer."
+                )
+            if name in self._computed and id(copy) in read:
+                raise CaptureError(
+                    f"the model reads its attribute {name}, which was computed from parameters before the "
+                    "forward began, so their gradient would miss what flows through it. Compute it inside forward."
                 )
 
 

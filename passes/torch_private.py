@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,7 @@ __all__ = [
     "constant_of",
     "current_backward_sequence",
     "get_decompositions",
+    "is_choice_of_functions",
     "is_real",
     "last_forward_sequence",
     "new_dtensor",
@@ -77,6 +79,12 @@ __all__ = [
 
 DATA_DEPENDENT: tuple[type[BaseException], ...] = (DataDependentOutputException, DynamicOutputShapeException)
 """What torch raises when Python asks a fake tensor for a value."""
+
+
+def is_choice_of_functions(error: BaseException) -> bool:
+    """Tell whether an error is that of an op which takes functions and runs those that data choose (``torch.cond``)."""
+    dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes seconds; whoever raises it has done so
+    return dynamo is not None and isinstance(error, dynamo.UncapturedHigherOrderOpError)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -10,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .copy_model import copy_model
+
 
 def with_micro_batch_norms(model: nn.Module, names: Collection[str], count: int) -> nn.Module:
     """Return a copy of ``model`` whose batch norms ``names`` cut their batch into ``count`` parts in training."""
-    copied = copy.deepcopy(model)
+    copied = copy_model(model)
     for name in names:
         module = copied.get_submodule(name)
         kind = type(module)

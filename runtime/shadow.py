@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import CaptureError, InputError, OptionError
 from autopar.mesh import Mesh
 from autopar.passes.program import Program
+from autopar.runtime.copy_model import copy_model
 from autopar.runtime.signature import Call
 
 
@@ -99,11 +99,11 @@ def copy_without_data(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo.setdefault(id(buffer), _meta_like(buffer))
     try:
-        return copy.deepcopy(model, memo)
+        return copy_model(model, memo)
     except (TypeError, RuntimeError) as error:
         raise CaptureError(
             f"{type(model).__name__} can't be copied ({error}); autopar traces a copy without data for every new input "
-            "shape: keep locks, files and tensors with a history out of the module's attributes"
+            "shape: keep locks, files and the like out of the module's attributes"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from autopar.passes.program import Program, result_values
 from autopar.placement import local_shape
 from autopar.plans import Plan
 
+from .copy_model import copy_model
 from .locate_mismatch import Tolerance, locate_mismatch
 from .simulate import StepResult, assemble, shard, simulate_step
 
@@ -128,7 +128,7 @@ def run_original(
                 f"verify runs the model, but {name} is on meta and has no value; "
                 "build the model on the cpu, or fill it after model.to_empty(device='cpu')"
             )
-    copied = copy.deepcopy(model).cpu()
+    copied = copy_model(model).cpu()
     copied.zero_grad(set_to_none=True)
     flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     for role in program.inputs:

@@ -286,3 +286,30 @@ def test_nodes_have_no_line_where_the_model_has_none() -> None:
     """A model of torch's own modules alone has no lines of its own."""
     program = capture(nn.Sequential(nn.Linear(4, 3)), (torch.randn(3, 4),))
     assert {node.meta.get("source", "") for node in program.graph.nodes} == {""}
+
+
+def test_an_op_that_chooses_a_function_by_data() -> None:
+    """What torch says of it, on twenty lines, is about torch; the model's line and a way out are told instead."""
+    message = refused(
+        lambda module, x: torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (module.layer(x),))
+    )
+    assert "test_capture_errors.py" in message and "torch.cond" in message and "torch.where" in message
+    assert "dynamo" not in message.lower()
+
+
+class Stale(nn.Module):
+    """A module that works with what it computed from a parameter when it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.doubled = self.layer.weight * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) @ self.doubled
+
+
+def test_attributes_with_a_history() -> None:
+    """The gradient through such an attribute would be lost without a word."""
+    with pytest.raises(CaptureError, match="reads its attribute doubled, which was computed from parameters before"):
+        capture(Stale(), (torch.randn(3, 4),))

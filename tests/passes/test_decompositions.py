@@ -40,3 +40,8 @@ def test_looks_past_the_operand_are_refused() -> None:
     """What lies behind a slice is not part of it."""
     with pytest.raises(CaptureError, match="looks at how its operand lies in memory"):
         capture(Around(lambda x: x[:, 1:].as_strided((2, 2), (6, 1))), (torch.randn(4, 6, dtype=torch.float64),))
+
+
+def test_products_with_complex_numbers() -> None:
+    """The backward conjugates the number as well: in double precision, whatever the default is."""
+    verified_function(lambda x: torch.view_as_real(torch.view_as_complex(x.view(4, 3, 2)).conj() * (0.1 + 2j)).tanh())
