@@ -21,6 +21,7 @@ from autopar.mesh import Coordinate, Mesh
 from autopar.passes.local_program import GROUP_PREFIX
 from autopar.passes.torch_private import take_arguments_in_a_list
 from autopar.runtime.agree import raise_together, require_equal
+from autopar.runtime.choose_kernels import choose_kernels
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others to agree: the first rank may be solving meanwhile."""
@@ -189,6 +190,7 @@ def bind_groups(graph_module: fx.GraphModule, group_names: Sequence[str], device
             value = getattr(bound, str(node.target))
             if isinstance(value, torch.Tensor) and value.device != device:
                 setattr(bound, str(node.target), value.to(device))
+    choose_kernels(bound.graph)
     bound.recompile()
     return bound
 
