@@ -60,5 +60,5 @@ def _serve(
         pipe.send((False, body(rank, *args)))
     except Exception:
         pipe.send((True, traceback.format_exc()))
-        raise
+        raise SystemExit(1) from None
     dist.destroy_process_group()

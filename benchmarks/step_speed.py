@@ -3,6 +3,8 @@
     python benchmarks/step_speed.py --ranks 2 --quick --json rows.json
     python benchmarks/step_speed.py --ranks 4 --case gpt-large --trace steps.json
     python benchmarks/step_speed.py --ranks 1
+    python benchmarks/step_speed.py --ranks 4 --overheads
+    python benchmarks/step_speed.py --ranks 2 --soak 1000
 
 The machine is calibrated by all processes at once. Then every model trains in every way at the same time: one step of
 each in turn, so that what else runs on the machine slows all alike. A step is forward, backward, AdamW. Before anything
@@ -24,8 +26,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from autopar.mesh import Mesh
 from benchmarks.run_processes import run_processes
 from benchmarks.speed_cases import CASES, Case
+from benchmarks.speed_overheads import first_step, plan_gpt2, soak
 from benchmarks.speed_plans import OWN, speed_plans
 from benchmarks.speed_race import OPTIMIZERS, Race, measure_profile, race
 
@@ -129,13 +133,37 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="for the rounds of one model")
     parser.add_argument("--profile", help="a profile to use, made here if it does not exist")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of autopar's steps on the first rank")
+    parser.add_argument("--overheads", action="store_true", help="only the time to the first step of GPT-2 small")
+    parser.add_argument("--soak", type=int, metavar="STEPS", help="only so many steps of one small model")
     parser.add_argument("--json", type=Path, help="where to write the rows")
     return parser.parse_args(arguments)
+
+
+def measure_overheads(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the time to the first step, by the slowest rank, or what many steps showed on the first."""
+    found: dict[str, Any] = {}
+    mesh = Mesh((given.ranks,), ("ranks",), given.profile or "cpu")
+    if given.overheads:
+        steps = run_processes(given.ranks, first_step, mesh, None)
+        found["planned"] = {key: max(rank[key] for rank in steps) for key in steps[0]}
+        steps = run_processes(given.ranks, first_step, mesh, plan_gpt2(mesh))
+        found["with_a_plan"] = {key: max(rank[key] for rank in steps) for key in steps[0]}
+    if given.soak:
+        case = next(case for case in CASES if case.name in (given.case or ["gpt-small"]))
+        plans, _ = speed_plans(case, given.ranks, given.profile or "cpu")
+        found["soak"] = run_processes(given.ranks, soak, case, plans[OWN], given.soak)[0]
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Calibrate, race, print, write."""
     given = parse(arguments)
+    if given.overheads or given.soak:
+        found = measure_overheads(given)
+        print(json.dumps(found, indent=1))
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+        return
     names = given.case or (QUICK if given.quick else [case.name for case in CASES])
     seconds = given.seconds or (6.0 if given.quick else 40.0)
     profile = make_profile(given.ranks, 10.0 if given.quick else 30.0, given.profile)

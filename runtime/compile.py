@@ -90,7 +90,7 @@ def _lower(program: Program, plan: Plan, groups: StageGroups) -> Executable | St
     coordinate = groups.stage.coordinate
     if plan.pipeline is not None:
         return StagedExecutable(program, plan, *stage_pieces(program, plan, coordinate), groups)
-    return Executable(program, plan, lower(program, plan, coordinate), groups.whole)
+    return Executable(program, plan, lower(program, plan, coordinate, run=False), groups.whole)
 
 
 def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

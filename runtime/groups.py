@@ -178,20 +178,19 @@ def bind_groups(graph_module: fx.GraphModule, group_names: Sequence[str], device
     graph = fx.Graph()
     output = graph.graph_copy(graph_module.graph, {})
     graph.output(output)
-    bound = fx.GraphModule(graph_module, take_arguments_in_a_list(graph))
-
-    for node in bound.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function":
             in_collective = getattr(node.target, "namespace", "") == "_c10d_functional"
             bind = partial(_bind, group_names=group_names if in_collective else (), device=device)
             node.args = fx.node.map_aggregate(node.args, bind)
             node.kwargs = fx.node.map_aggregate(node.kwargs, bind)
-        elif node.op == "get_attr":
+    choose_kernels(graph)
+    bound = fx.GraphModule(graph_module, take_arguments_in_a_list(graph))
+    for node in bound.graph.nodes:
+        if node.op == "get_attr":
             value = getattr(bound, str(node.target))
             if isinstance(value, torch.Tensor) and value.device != device:
                 setattr(bound, str(node.target), value.to(device))
-    choose_kernels(bound.graph)
-    bound.recompile()
     return bound
 
 
