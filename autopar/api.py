@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.arguments import (
     check_batch_norm,
+    check_compile,
     check_examples,
     check_mesh,
     check_module,
@@ -137,6 +138,7 @@ def parallelize(
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
     disable: Sequence[str] = (),
+    compile: bool = False,
 ) -> ParallelModule:
     """Return ``model`` as a module that runs on all ranks of ``mesh``. Every rank calls it, as under ``torchrun``.
 
@@ -155,6 +157,8 @@ def parallelize(
             as in ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the parameters of
             its own stages alone.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
+        compile: compile what each rank computes between its collectives by Inductor, at the first step; equal layers
+            once. The memory that a plan predicts is that of the program as it is.
 
     Raises:
         MeshError: the mesh does not fit the world, or there is no process group.
@@ -172,6 +176,7 @@ def parallelize(
             raise OptionError("the model runs in parallel already; parallelize the original, and only once")
         check_module(model)
         check_plan_source(plan)
+        check_compile(compile)
         options = check_options(
             optimizer,
             memory,
@@ -213,4 +218,4 @@ def parallelize(
                 disable=disable,
             ),
         )
-    return ParallelModule(model, groups, options, example=example, loss=loss, plan=plan)
+    return ParallelModule(model, groups, options, example=example, loss=loss, plan=plan, compile=compile)

@@ -168,6 +168,17 @@ def check_batch_norm(batch_norm: Any, model: torch.nn.Module) -> tuple[str, ...]
     return tuple(name for name, module in model.named_modules() if isinstance(module, kinds))
 
 
+def check_compile(compile: Any) -> bool:
+    """Return whether to compile.
+
+    Raises:
+        OptionError: it is neither True nor False.
+    """
+    if not isinstance(compile, bool):
+        raise OptionError(f"compile= takes True or False; got {compile!r}")
+    return compile
+
+
 def check_disable(disable: Any) -> tuple[str, ...]:
     """Return the names of the passes to leave out, sorted.
 

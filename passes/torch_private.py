@@ -319,3 +319,11 @@ def step_hooks(optimizer: optimizer_hooks.Optimizer) -> list[Any]:
         *optimizer_hooks._global_optimizer_pre_hooks.values(),
         *optimizer_hooks._global_optimizer_post_hooks.values(),
     ]
+
+
+def compile_graph(module: fx.GraphModule, operands: list[Tensor]) -> Any:
+    """Return what Inductor makes of a graph, for operands of these shapes, strides and dtypes; called with them."""
+    import torch._inductor
+
+    with torch.no_grad():
+        return torch._inductor.compile(module, list(operands))

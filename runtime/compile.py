@@ -36,10 +36,12 @@ class Compiler:
     Attributes:
         source: what is traced.
         stage: the processes, and this rank's place among stages.
+        compiled: what a program computes between its collectives is compiled.
     """
 
     source: Source
     stage: StageGroups
+    compiled: bool = False
 
     @property
     def groups(self) -> MeshGroups:
@@ -75,7 +77,7 @@ class Compiler:
             check_fit(plan, program, groups)
         share_constants(program, groups)
         with groups.together("lowering"):
-            executable = _lower(program, plan, self.stage)
+            executable = _lower(program, plan, self.stage, self.compiled)
         return executable
 
     def _capture(self, call: Call, options: Options) -> Program:
@@ -84,13 +86,22 @@ class Compiler:
         return annotate(self.source.capture(call, self.stage.stage.mesh, options.inputs, options.outputs))
 
 
-def _lower(program: Program, plan: Plan, groups: StageGroups) -> Executable | StagedExecutable:
+def _lower(program: Program, plan: Plan, groups: StageGroups, compiled: bool) -> Executable | StagedExecutable:
     from autopar.passes.lower import lower
 
     coordinate = groups.stage.coordinate
     if plan.pipeline is not None:
-        return StagedExecutable(program, plan, *stage_pieces(program, plan, coordinate), groups)
-    return Executable(program, plan, lower(program, plan, coordinate, run=False), groups.whole)
+        pieces = stage_pieces(program, plan, coordinate)
+        return StagedExecutable(program, plan, *pieces, groups, compiled=compiled)
+    # Compiled code may return one memory for two equal values, which nobody may then write into.
+    local = lower(program, disable(plan, "reduce_in_place") if compiled else plan, coordinate, run=False)
+    return Executable(program, plan, local, groups.whole, compiled=compiled)
+
+
+def disable(plan: Plan, *names: str) -> Plan:
+    """Return the plan without some passes more."""
+    all_names = tuple(sorted({*plan.options.disable, *names}))
+    return msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, disable=all_names))
 
 
 def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

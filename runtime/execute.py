@@ -18,6 +18,7 @@ from autopar.passes.program import Input, Output, Program
 from autopar.passes.torch_private import StorageWeakRef, clear_saved_tensors
 from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
 from autopar.plans import Plan
+from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
 from autopar.runtime.randomness import draws_randomness, shared_randomness
@@ -54,7 +55,9 @@ class Executable:
         random: it draws random numbers.
     """
 
-    def __init__(self, program: Program, plan: Plan, local: LocalProgram, groups: MeshGroups) -> None:
+    def __init__(
+        self, program: Program, plan: Plan, local: LocalProgram, groups: MeshGroups, *, compiled: bool = False
+    ) -> None:
         self.program = program
         self.plan = plan
         self.local = local
@@ -66,6 +69,9 @@ class Executable:
         self._kept = KeptCopies()
         self._forward = bind_groups(forward, names, groups.device)
         self._backward = None if local.backward is None else bind_groups(local.backward, names, groups.device)
+        if compiled:
+            self._forward = compile_segments(self._forward)
+            self._backward = None if self._backward is None else compile_segments(self._backward)
         placeholders = [node for node in local.forward.graph.nodes if node.op == "placeholder"]
         roles = [role for role in local.inputs if role.kind != "tangent"]
         if len(placeholders) != len(roles):

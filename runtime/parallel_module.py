@@ -45,6 +45,7 @@ class ParallelModule(nn.Module):
         example: inputs to plan for at once; None to plan at the first call.
         loss: callable put behind the module's outputs, or None.
         plan: a plan for the first program, or the path of one.
+        compile: what a program computes between its collectives is compiled.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ParallelModule(nn.Module):
         example: Example | None = None,
         loss: Callable[..., Tensor] | None = None,
         plan: Plan | str | os.PathLike[str] | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         with groups.together("reading the model"):
@@ -67,7 +69,7 @@ class ParallelModule(nn.Module):
         require_equal(
             groups.control,
             "the model or an option",
-            [f"class {type(model).__name__}", *describe_state(model), *_option_lines(options)],
+            [f"class {type(model).__name__}", *describe_state(model), *_option_lines(options), f"compile={compile}"],
             "build the same model with the same options on every rank",
         )
         require_equal(
@@ -82,7 +84,7 @@ class ParallelModule(nn.Module):
                 _check_parameters(given, model)
                 options = _merge_options(options, given)
         stage = stage_groups(groups)
-        self._engine = _Engine(self, Compiler(source, stage), options, given)
+        self._engine = _Engine(self, Compiler(source, stage, compile), options, given)
         if call is not None:
             self._engine.first(call, model)
         elif stage.num_places > 1:

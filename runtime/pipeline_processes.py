@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from autopar.errors import LoweringError
 from autopar.passes.schedules import Schedule
 from autopar.passes.stage_pieces import StagedProgram
+from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.groups import bind_groups
 from autopar.runtime.pipeline_steps import DOWN, SEND, Step, StepOrder
 from autopar.runtime.randomness import set_generator_state
@@ -33,15 +34,19 @@ class ProcessEngine:
         staged: the program.
         stages: the stages of this rank.
         groups: the processes.
+        compiled: what segments compute between collectives is compiled.
     """
 
-    def __init__(self, staged: StagedProgram, stages: Sequence[int], groups: StageGroups) -> None:
+    def __init__(
+        self, staged: StagedProgram, stages: Sequence[int], groups: StageGroups, *, compiled: bool = False
+    ) -> None:
         names = [groups.stage.group_name(axis) for axis in range(groups.stage.mesh.num_axes)]
         self._device = groups.stage.device
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
         for stage in stages:
             for when, segment in staged.stages[stage].segments.items():
-                self._modules[stage, when] = bind_groups(segment.graph_module, names, self._device)
+                module = bind_groups(segment.graph_module, names, self._device)
+                self._modules[stage, when] = compile_segments(module) if compiled else module
         self._numbers = [torch.tensor(number) for number in range(staged.num_micro_batches)]
         self.starts: dict[int, Tensor] = {}
 

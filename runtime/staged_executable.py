@@ -38,7 +38,14 @@ class StagedExecutable:
     """
 
     def __init__(
-        self, program: Program, plan: Plan, local: LocalProgram, staged: StagedProgram, groups: StageGroups
+        self,
+        program: Program,
+        plan: Plan,
+        local: LocalProgram,
+        staged: StagedProgram,
+        groups: StageGroups,
+        *,
+        compiled: bool = False,
     ) -> None:
         assert plan.pipeline is not None
         self.program, self.plan, self.local, self.staged = program, plan, local, staged
@@ -52,7 +59,7 @@ class StagedExecutable:
         ]
         self.places = owners(staged, self._schedule)
         self._mine = self._schedule.stages_of(groups.place)
-        self._engine = ProcessEngine(staged, self._mine, groups)
+        self._engine = ProcessEngine(staged, self._mine, groups, compiled=compiled)
         self.random = draws_randomness(program)
         needed = {name for stage in self._mine for name in staged.stages[stage].placeholders}
         self._slots = [

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.arguments import check_examples, check_memory, check_mesh, check_module, check_options, check_plan_source
+from autopar.arguments import (
+    check_compile,
+    check_disable,
+    check_examples,
+    check_memory,
+    check_mesh,
+    check_module,
+    check_options,
+    check_plan_source,
+)
 from autopar.errors import MeshError, OptionError
 from autopar.mesh import Mesh
 from autopar.passes.cost.memory import OptimizerBytes
@@ -136,3 +145,15 @@ def test_own_optimizers() -> None:
     options = check_options(OptimizerBytes("mine", moments=3), None, None, "global", "auto")
     assert options.optimizer == "mine{moments=3}"
     assert check_options(options.optimizer, None, None, "global", "auto") == options
+
+
+def test_passes_to_leave_out_and_compilation() -> None:
+    """Names of passes come in any order; what is no list, no pass or no truth value is refused."""
+    assert check_disable(["wait_late", "issue_early", "wait_late"]) == ("issue_early", "wait_late")
+    with pytest.raises(OptionError, match=r"takes a list of names of passes, .* got 'wait_late'"):
+        check_disable("wait_late")
+    with pytest.raises(OptionError, match=r"no pass by 'hurry'; there are merge_equal, .*reduce_in_place"):
+        check_disable(["hurry"])
+    assert check_compile(True)
+    with pytest.raises(OptionError, match=r"compile= takes True or False; got 'max'"):
+        check_compile("max")
