@@ -10,12 +10,14 @@ from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
 from autopar.passes.pipeline import make_plan
+from autopar.passes.pipeline_plan import plan_program
 from autopar.passes.program import Program
 from autopar.placement import Layout, parse_layout
 from autopar.plans import Options, Plan
 from benchmarks.recipes import RECIPES, recipe_constraints
 from benchmarks.speed_cases import Case
-from benchmarks.speed_peers import FSDP2, FSDP2_TENSOR, PEERS, RECIPE_OF
+from benchmarks.speed_peers import FSDP2, FSDP2_TENSOR, PEERS, RECIPE_OF, NoRoom
+from benchmarks.speed_pipeline import PIPELINE, cuts, micro_batches
 
 OWN = "autopar"
 
@@ -43,7 +45,24 @@ def speed_plans(case: Case, ranks: int, profile: str) -> tuple[dict[str, Plan], 
             plans[peer] = _gathered_again(program, made) if peer in (FSDP2, FSDP2_TENSOR) else made
         except AutoparError as error:
             refused[peer] = f"{type(error).__name__}: {error}"
+    if ranks > 1:
+        try:
+            plans[PIPELINE] = _in_stages(case, program, ranks, profile)
+        except NoRoom:
+            pass
+        except AutoparError as error:
+            refused[PIPELINE] = f"{type(error).__name__}: {error}"
     return plans, refused
+
+
+def mesh_of(title: str, made: Plan, ranks: int) -> Mesh:
+    """Return the mesh on which a plan runs: that of a plan in stages has an axis more."""
+    return Mesh((ranks,), ("pp",), made.mesh.device) if title == PIPELINE else made.mesh
+
+
+def _in_stages(case: Case, program: Program, ranks: int, profile: str) -> Plan:
+    options = Options(schedule="1f1b", micro_batches=micro_batches(case, ranks), cuts=cuts(case, ranks))
+    return plan_program(program, Mesh((ranks,), ("pp",), profile), options)
 
 
 def _mesh(sizes: tuple[int, ...], profile: str) -> Mesh:

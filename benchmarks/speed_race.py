@@ -22,7 +22,8 @@ from autopar.runtime.calibrate import calibrate, describe, name_links
 from benchmarks.speed_cases import Case
 from benchmarks.speed_events import read_events, watch
 from benchmarks.speed_peers import PEERS, NoRoom, Racer, Setting, make_peer, make_plain
-from benchmarks.speed_plans import OWN
+from benchmarks.speed_pipeline import PIPELINE, make_pipeline
+from benchmarks.speed_plans import OWN, mesh_of
 
 SAME, PLAIN = "as ", "plain"
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -42,6 +43,7 @@ class Race:
 
     Attributes:
         seconds: way -> seconds of its step in every round.
+        cpu_seconds: the same, of processor time, summed over the ranks.
         losses: way -> loss of the global batch in the steps before.
         hidden_fraction, python_s, peak_bytes: way -> what the profiler says of a step on this rank.
         failed: way -> why it did not run.
@@ -49,6 +51,7 @@ class Race:
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
     losses: dict[str, list[float]] = field(default_factory=dict)
     hidden_fraction: dict[str, float | None] = field(default_factory=dict)
     python_s: dict[str, float] = field(default_factory=dict)
@@ -95,6 +98,7 @@ def _enter(setting: Setting, plans: Mapping[str, Plan], found: Race) -> Iterable
         ways = {OWN: ways[OWN], PLAIN: partial(make_plain, setting)}
     else:
         ways |= {title: partial(make_peer, title, setting) for title in PEERS}
+        ways[PIPELINE] = partial(make_pipeline, setting)
     for title, make in ways.items():
         try:
             yield make()
@@ -107,7 +111,9 @@ def _enter(setting: Setting, plans: Mapping[str, Plan], found: Race) -> Iterable
 def _parallelized(title: str, setting: Setting, made: Plan) -> Racer:
     inputs = setting.case.make_inputs()
     options = {"compile": True} if setting.compiled else {}
-    model = autopar.parallelize(setting.case.make_model(), made.mesh, inputs, plan=made, **options)
+    model = autopar.parallelize(
+        setting.case.make_model(), mesh_of(title, made, setting.ranks), inputs, plan=made, **options
+    )
     optimizer = setting.optimizer(model.parameters())
     return Racer(title if title == OWN else SAME + title, model, inputs, optimizer)
 
@@ -142,22 +148,24 @@ def _run_rounds(racers: list[Racer], budget_s: float, found: Race) -> None:
     rounds = torch.tensor([budget_s / (time.perf_counter() - begin)])
     dist.broadcast(rounds, 0)
     found.rounds = min(MOST, max(FEWEST, int(rounds)))
-    times = torch.zeros(found.rounds, len(racers), dtype=torch.float64)
+    times, cpu_times = torch.zeros(2, found.rounds, len(racers), dtype=torch.float64)
     for turn in range(found.rounds):
         for place in range(len(racers)):
             index = (place + turn) % len(racers)
-            times[turn, index] = _time(racers[index])
+            times[turn, index], cpu_times[turn, index] = _time(racers[index])
         gc.collect(1)
     dist.all_reduce(times, dist.ReduceOp.MAX)
+    dist.all_reduce(cpu_times)
     found.seconds = {racer.title: times[:, index].tolist() for index, racer in enumerate(racers)}
+    found.cpu_seconds = {racer.title: cpu_times[:, index].tolist() for index, racer in enumerate(racers)}
     gc.enable()
 
 
-def _time(racer: Racer) -> float:
+def _time(racer: Racer) -> tuple[float, float]:
     dist.barrier()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     racer.step()
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.process_time() - cpu
 
 
 def _watch(racer: Racer, found: Race, trace: Path | None) -> None:

@@ -67,9 +67,18 @@ def make_row(case: Case, ranks: int, profile: str, how: dict[str, Any], trace: P
     row |= {"spread": spread, "step_s": {title: statistics.median(times) for title, times in rows.items()}}
     row |= {"hidden_fraction_of": found.hidden_fraction, "peak_bytes_of": found.peak_bytes}
     row |= {"python_s_of": found.python_s, "losses": found.losses, "rounds": found.rounds}
+    row |= cpu_ratios(found, best)
     row["predicted_s"] = {title: made.step_seconds for title, made in plans.items() if made.step_seconds}
     row["failed"] = {SAME + title: reason for title, reason in refused.items()} | found.failed
     return row
+
+
+def cpu_ratios(found: Race, best: str | None) -> dict[str, Any]:
+    """Return the ratios of processor time: they say less, but other work on the machine hardly moves them."""
+    times = found.cpu_seconds
+    own = ratio(times[OWN], times[best])[0] if best is not None and OWN in times else None
+    same = {title: ratio(times[SAME + title], times[title])[0] for title in times if SAME + title in times}
+    return {"cpu_own_over_best": own, "cpu_same_over_peer": same}
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, list[float]]:
@@ -88,16 +97,17 @@ def quartiles_of(values: list[float]) -> list[float]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return over all models: how often autopar's own plan is ahead, its worst, and the same strategies."""
-    own = [row["own_over_best"] for row in rows if row["own_over_best"] is not None]
-    same: dict[str, list[float]] = {}
-    for row in rows:
-        for title, value in row["same_over_peer"].items():
-            same.setdefault(title, []).append(value)
-    return {
-        "own_over_best": _figures(own),
-        "own_ahead": f"{sum(value < 1 for value in own)} of {len(own)}",
-        "same_over_peer": {title: _figures(values) for title, values in same.items()},
-    }
+    out: dict[str, Any] = {}
+    for kind in ("", "cpu_"):
+        own = [row[f"{kind}own_over_best"] for row in rows if row[f"{kind}own_over_best"] is not None]
+        same: dict[str, list[float]] = {}
+        for row in rows:
+            for title, value in row[f"{kind}same_over_peer"].items():
+                same.setdefault(title, []).append(value)
+        out[f"{kind}own_over_best"] = _figures(own)
+        out[f"{kind}own_ahead"] = f"{sum(value < 1 for value in own)} of {len(own)}"
+        out[f"{kind}same_over_peer"] = {title: _figures(values) for title, values in same.items()}
+    return out
 
 
 def _figures(values: list[float]) -> dict[str, float] | None:
@@ -106,14 +116,17 @@ def _figures(values: list[float]) -> dict[str, float] | None:
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    lines = [f"{'model':13} own/best  quartiles   best peer    hidden  peak MB  same strategy over its peer"]
+    lines = [
+        f"{'model':13} own/best (of processor time)  quartiles   best peer    hidden  peak MB  same strategy over peer"
+    ]
     for row in rows:
         own = row["own_over_best"]
         first, third = row["spread"].get("own_over_best", (float("nan"),) * 2)
-        same = ", ".join(f"{title} {value:.2f}" for title, value in row["same_over_peer"].items())
+        cpu = row["cpu_same_over_peer"]
+        same = ", ".join(f"{title} {value:.2f} ({cpu[title]:.2f})" for title, value in row["same_over_peer"].items())
         hidden = "" if row["hidden_fraction"] is None else f"{row['hidden_fraction']:.0%}"
         peak = f"{(row['peak_bytes'] or 0) / 1e6:.1f}"
-        value = f"{own:8.2f}" if own is not None else f"{'-':>8}"
+        value = f"{own:8.2f} ({row['cpu_own_over_best']:.2f})" if own is not None else f"{'-':>8}"
         lines.append(
             f"{row['model']:13} {value}  {first:.2f}-{third:.2f}   {row['best_peer'] or '-':12} {hidden:>6} {peak:>8}"
             f"  {same}"

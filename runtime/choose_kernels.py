@@ -14,6 +14,7 @@ Sums run in another order than in the lowered graph: results differ by rounding,
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import fx
@@ -52,10 +53,10 @@ def _take_in_bias(graph: fx.Graph, node: fx.Node) -> None:
 
 def _multiply_matrices(graph: fx.Graph, node: fx.Node) -> None:
     """Replace an einsum that sums over all dims but the last of both operands by a product of matrices."""
-    equation, operands = node.args[:2]
-    if node.kwargs or len(node.args) != 2 or not isinstance(operands, (list, tuple)) or len(operands) != 2:
+    operands: Any = node.args[1]
+    if node.kwargs or len(node.args) != 2 or len(operands) != 2:
         return
-    left, _, result = str(equation).replace(" ", "").partition("->")
+    left, _, result = str(node.args[0]).replace(" ", "").partition("->")
     first, _, second = left.partition(",")
     summed = first[:-1]
     letters = summed + first[-1:] + second[-1:]

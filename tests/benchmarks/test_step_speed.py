@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from benchmarks.run_processes import run_processes
-from benchmarks.speed_cases import CASES, Case, Mlp
+from benchmarks.speed_cases import CASES, Case, Mlp, _sizes, _transformer
 from benchmarks.speed_events import Event, read_events
 from benchmarks.speed_peers import DDP, FSDP2, FSDP2_KEPT, TENSOR
+from benchmarks.speed_pipeline import PIPELINE
 from benchmarks.speed_plans import OWN, speed_plans
 from benchmarks.speed_race import race
 from benchmarks.step_speed import ratio, summary, table
 
+TEXT = Case("gpt-tiny", partial(_transformer, **_sizes(2, 8, 4, 16, 8, 4)), 4, (4,), 8, tokens=True)
 SMALL = Case("mlp-tiny", partial(Mlp, 8, 16, 8), 8, (8,))
 HOW = {"compiled": False, "optimizer": "fused", "seconds": 0.01}
 
@@ -34,6 +36,16 @@ def test_all_ways_train_the_same_model(tmp_path: Path) -> None:
     assert all(losses == pytest.approx(found.losses[OWN], rel=1e-5) for losses in found.losses.values())
     assert all(num_bytes > 0 for num_bytes in found.peak_bytes.values())
     assert "traceEvents" in trace.read_text()
+
+
+@pytest.mark.processes
+def test_stages_by_hand_and_by_plan() -> None:
+    """1F1B by hand, with tied ends, and autopar's stages cut at the same layers train the same model."""
+    plans, _ = speed_plans(TEXT, 2, "cpu")
+    found = run_processes(2, race, TEXT, {PIPELINE: plans[PIPELINE]}, HOW, None)[0]
+    assert not found.failed
+    assert found.losses[f"as {PIPELINE}"] == pytest.approx(found.losses[PIPELINE], rel=1e-5)
+    assert plans[PIPELINE].pipeline is not None and plans[PIPELINE].pipeline.cuts == ("layers.1",)
 
 
 def test_parameters_gathered_again_where_the_peer_does() -> None:
@@ -76,10 +88,12 @@ def test_table_names_what_failed() -> None:
     """A peer that can't run is in the table with its error; the summary counts who is ahead."""
     row = {
         "model": "a", "own_over_best": 0.9, "best_peer": "DDP", "same_over_peer": {"DDP": 1.1}, "hidden_fraction": 0.5,
-        "peak_bytes": 10**6, "spread": {"own_over_best": [0.8, 1.0]}, "failed": {"TP": "RuntimeError: no kernel"},
+        "peak_bytes": 10**6, "cpu_own_over_best": 0.7,
+        "cpu_same_over_peer": {"DDP": 0.8}, "spread": {"own_over_best": [0.8, 1.0]},
+        "failed": {"TP": "RuntimeError: no kernel"},
     }  # fmt: skip
     text = table([row])
-    assert "TP: RuntimeError: no kernel" in text and "0.90" in text and "DDP 1.10" in text and "50%" in text
+    assert "TP: RuntimeError: no kernel" in text and "0.90" in text and "DDP 1.10 (0.80)" in text and "50%" in text
     found = summary([row, row | {"own_over_best": 1.2}])
     assert found["own_ahead"] == "1 of 2"
     assert found["own_over_best"] == {"median": pytest.approx(1.05), "worst": 1.2}
