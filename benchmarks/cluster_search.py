@@ -26,6 +26,7 @@ from autopar.mesh import Mesh
 from autopar.passes.capture import capture
 from autopar.passes.cost.compute import ATTENTION_SHARE
 from autopar.passes.cost.devices import device
+from autopar.passes.cost.overlap import overlap_slowdown
 from autopar.passes.hardware import Hardware
 from autopar.passes.price_regions import PricedRegion, price_regions, repeat_regions
 from autopar.passes.program import Program
@@ -40,7 +41,7 @@ from autopar.passes.search_cluster import (
 )
 from autopar.plans import Options
 from benchmarks.models.transformer import build
-from benchmarks.predict_run import network, node_size
+from benchmarks.predict_run import data_link, network, node_size
 from benchmarks.published_runs import Run, read_run
 from benchmarks.run_constants import CONSTANTS
 
@@ -156,9 +157,9 @@ class Case:
         run = self.run
         return dataclasses.replace(
             hardware_conditions(self.hardware, OPTIMIZER),
-            sustained=CONSTANTS.sustained[run.generation],
+            sustained=CONSTANTS.sustained_by(run.device, run.generation),
             streams=1.0 if run.fused_kernels else CONSTANTS.eager,
-            contention=CONSTANTS.contention,
+            contention=overlap_slowdown(data_link(run), device(run.device)),
             covered=CONSTANTS.hide_share if run.overlaps else 0.0,
         )
 

@@ -94,13 +94,29 @@ def spearman(first: list[float], second: list[float]) -> float | None:
     return top / below if below else None
 
 
+def most_spearman(predicted: list[float], measured: list[float]) -> float | None:
+    """Return the highest rank correlation that predictions can have which are equal where these are.
+
+    Rows that state the same facts are predicted alike, however their measurements differ.
+
+    >>> most_spearman([1.0, 1.0, 5.0], [2.0, 3.0, 4.0])
+    0.8660254037844387
+    """
+    groups: dict[float, list[float]] = defaultdict(list)
+    for value, rank in zip(predicted, ranks(measured), strict=True):
+        groups[value].append(rank)
+    return spearman([sum(groups[value]) / len(groups[value]) for value in predicted], measured)
+
+
 def summarise(source: str, given: int, pairs: list[Pair], skipped: Counter[str]) -> dict[str, Any]:
     """Return the row of one source: errors as fractions of the measured time, those without stages apart as well."""
     whole = [pair for pair in pairs if pair.stages == 1]
+    predicted, measured = [pair.predicted for pair in pairs], [pair.measured for pair in pairs]
     return {
         "source_id": source,
         **errors_of(pairs),
-        "spearman": spearman([pair.predicted for pair in pairs], [pair.measured for pair in pairs]),
+        "spearman": spearman(predicted, measured),
+        "spearman_at_most": most_spearman(predicted, measured),
         "without_stages": {**errors_of(whole), "rows_used": len(whole)},
         "rows_given": given,
         "rows_used": len(pairs),
@@ -147,23 +163,25 @@ def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
     whole = summarise("all", len(rows), [pair for found in pairs.values() for pair in found], total)
     counted = [row["spearman"] for row in table if row["rows_used"] >= FEWEST and row["spearman"] is not None]
     whole["spearman"] = sum(counted) / len(counted) if counted else None
+    whole["spearman_at_most"] = None
     return [*table, whole], detail
 
 
 def show(table: list[dict[str, Any]]) -> str:
     """Return the table as text, sources without a row used in one line of counts."""
-    lines = [f"{'source':36} {'mape':>7} {'worst':>7} {'spearman':>8} {'used':>5} {'given':>5}"]
+    lines = [f"{'source':36} {'mape':>7} {'worst':>7} {'spearman':>8} {'at most':>8} {'used':>5} {'given':>5}"]
     for row in table:
         if row["rows_used"]:
-            rank = "" if row["spearman"] is None else f"{row['spearman']:.3f}"
-            name = row["source_id"] + (" (fitted)" if row["fitted"] else "")
-            lines.append(
-                f"{name:36} {row['mape']:7.1%} {row['worst']:7.1%} {rank:>8} {row['rows_used']:5} {row['rows_given']:5}"
+            rank, most = (
+                "" if value is None else f"{value:.3f}" for value in (row["spearman"], row["spearman_at_most"])
             )
+            name = row["source_id"] + (" (fitted)" if row["fitted"] else "")
+            counts = f"{row['rows_used']:5} {row['rows_given']:5}"
+            lines.append(f"{name:36} {row['mape']:7.1%} {row['worst']:7.1%} {rank:>8} {most:>8} {counts}")
     apart = table[-1]["without_stages"]
     if apart["rows_used"]:
         lines.append(
-            f"{'of which without stages':36} {apart['mape']:7.1%} {apart['worst']:7.1%} {'':8} {apart['rows_used']:5}"
+            f"{'of which without stages':36} {apart['mape']:7.1%} {apart['worst']:7.1%} {'':17} {apart['rows_used']:5}"
         )
     lines.append("\nleft out, by rule:")
     lines += [f"{count:6}  {rule}" for rule, count in sorted(table[-1]["skipped"].items(), key=lambda item: -item[1])]

@@ -12,6 +12,7 @@ from autopar.passes.cost.collectives import (
 )
 from autopar.passes.cost.compute import ATTENTION_SHARE
 from autopar.passes.cost.devices import Device, Link, axis_links, device, link
+from autopar.passes.cost.overlap import overlap_slowdown
 from benchmarks.layer_times import Half, Part, parts_of
 from benchmarks.published_runs import Run
 from benchmarks.run_constants import CONSTANTS, Constants
@@ -63,7 +64,7 @@ def predict(run: Run, constants: Constants = CONSTANTS) -> dict[str, float]:
     sends = _send_seconds(run, profile) * constants.send_exposed
     exposed, hidden = _data_seconds(run, constants, _data_moves(run, constants, layer, rest), forward, backward)
     update = _update_seconds(run, constants, _stage_parameters(run, layer, rest), profile)
-    total = compute + sends + exposed + constants.contention * hidden + update
+    total = compute + sends + exposed + overlap_slowdown(data_link(run), profile) * hidden + update
     return {
         "seconds": total,
         "compute": compute,
@@ -114,12 +115,13 @@ def _recomputed(run: Run, forward: Times) -> float:
 def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> Times:
     """Return a half of a part as the software of the run computes it."""
     half, profile = (part.backward if is_backward else part.forward), device(run.device)
-    sustained = constants.sustained[run.generation]
+    sustained = constants.sustained_by(run.device, run.generation)
     streams = half.streams * _traffic(run, constants)
     products = half.products * _unaligned_times(run, half) / sustained
     if half.narrow:
-        products = (half.products - half.wide + half.narrow / constants.narrow.get(run.generation, 1.0)) / sustained
-        streams += constants.cast_times * half.casts
+        rate = constants.narrow.get(run.generation, 1.0) * (constants.rowwise if run.rowwise else 1.0)
+        products = (half.products - half.wide + half.narrow / rate) / sustained
+        streams += constants.cast_times * _cast_seconds(run, half, part)
     attention, scores = _attention_seconds(run, constants, half, is_backward)
     work = {
         "products": products,
@@ -130,6 +132,14 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
     hidden = constants.tensor_hidden if run.overlaps_tensors else 0.0
     moves = half.moves * _tensor_ring_times(run) * (1.0 - hidden)
     return Times(work, moves + _ring_seconds(run, half, attention, is_backward), half.launches)
+
+
+def _cast_seconds(run: Run, half: Half, part: Part) -> float:
+    """Return the seconds of casting operands to 8 or 4 bits: weights once a step where their casts are kept."""
+    if not run.keeps_casts or run.zero == 3:
+        return half.casts
+    weights = 2.0 * part.parameters / device(run.device).stream_bytes_per_s
+    return max(0.0, half.casts - weights * (1.0 - 1.0 / run.steps))
 
 
 def _cores_times(run: Run) -> float:
@@ -173,10 +183,10 @@ def _traffic(run: Run, constants: Constants) -> float:
         times = 1.0
     elif run.fused_kernels:
         times = constants.hand_fine if run.model.rms_norm else constants.hand
-    elif run.lean:
-        times = constants.eager_fine if run.model.rms_norm else constants.eager
+    elif run.model.rms_norm:
+        times = constants.eager_fine
     else:
-        times = constants.eager_old
+        times = constants.eager if run.lean else constants.eager_old
     return times * (constants.autocast if run.mixed and not run.lean else 1.0)
 
 
@@ -253,8 +263,11 @@ def tensor_link(run: Run) -> str:
 
 
 def data_link(run: Run) -> Link:
-    """Return the link of the data axis: stages lie farthest apart, ranks of a tensor-parallel group side by side."""
-    ranks, per_node = run.dp * run.cp, node_size(run)
+    """Return the link of the data axis: stages lie farthest apart, ranks of a tensor-parallel group side by side.
+
+    Where parameters are split over part of the axis, it is that part's.
+    """
+    ranks, per_node = run.shards, node_size(run)
     found = link(axis_links((ranks, run.tp), per_node, inside_link(run, ranks), network(run))[0])
     if run.early_gathers and found.inner is not None:
         return dataclasses.replace(found, bytes_per_s=found.bytes_per_s / found.ranks_inside)
@@ -306,12 +319,15 @@ def _data_moves(run: Run, constants: Constants, layer: Part, rest: Part) -> tupl
     """Return the seconds of gathering all parameters once and of reducing all gradients once over the data axis."""
     if run.dp * run.cp == 1:
         return 0.0, 0.0
-    at, profile, ranks = data_link(run), device(run.device), run.dp * run.cp
+    at, profile, ranks = data_link(run), device(run.device), run.shards
     pieces = [layer.parameters] * -(-run.layers // run.pp) + [rest.parameters]
     if run.zero == 0:
         return 0.0, sum(float(all_reduce_seconds(ranks, p * run.reduced_bytes, at, profile)) for p in pieces)
-    gathers = sum(float(all_gather_seconds(ranks, p * 2.0 / ranks, 0, at, profile)) for p in pieces)
+    gathers = sum(float(all_gather_seconds(ranks, p * run.gathered_bytes / ranks, 0, at, profile)) for p in pieces)
     reductions = sum(float(reduce_scatter_seconds(ranks, p * run.reduced_bytes, 0, at, profile)) for p in pieces)
+    if run.copies > 1:
+        size = sum(pieces) * run.reduced_bytes / ranks
+        reductions += float(all_reduce_seconds(run.copies, size, link(network(run)), profile))
     if run.early_gathers and run.zero == 3:
         return gathers / constants.early_gather, reductions / constants.early_gather
     return gathers, reductions
@@ -319,7 +335,7 @@ def _data_moves(run: Run, constants: Constants, layer: Part, rest: Part) -> tupl
 
 def _update_seconds(run: Run, constants: Constants, parameters: float, profile: Device) -> float:
     """Return the seconds of the optimizer and of accumulating gradients."""
-    share = parameters / (run.dp * run.cp if run.zero else 1)
+    share = parameters / (run.shards if run.zero else 1)
     update = constants.adam_bytes * share
     if run.steps > 1:
         update += run.steps * constants.accumulate_bytes[run.fused_accumulation] * parameters

@@ -73,15 +73,18 @@ class Run:
         fused_kernels: chains of pointwise ops run as one kernel, written by hand or by a compiler.
         compiled: by a compiler, which fuses across norms and residuals as well.
         fused_softmax: scale, mask and softmax of scores that pass through memory are one kernel.
+        copies: groups of the data axis that each hold all that ZeRO splits: 1 unless it splits over part of the axis.
         zero: 0 to 3; with stages at most 2: what a stage gathered stays for its other micro-batches.
         recompute: see ``run_software.recomputation``.
         overlaps: gradients (and gathers) travel while the backward goes on.
         overlaps_tensors: so do tensor-parallel transfers.
         early_gathers: ZeRO-3 gathers tensor after tensor.
         sequence_parallel: norms and residuals are split over tensor-parallel ranks.
+        rowwise: products of 8 bits are scaled row by row.
+        keeps_casts: weights are cast to 8 or 4 bits once a step.
         aligned_only: products of 16 bits use tensor cores only where 8 divides all their dims.
         fused_accumulation: products add to the sum of gradients themselves.
-        reduced_bytes: of an element of a gradient when it is reduced.
+        reduced_bytes, gathered_bytes: of an element of a gradient when it is reduced, of a parameter when gathered.
         network_bits_per_s: of a node, one way; 0 when the row does not say.
         seconds: measured, a step.
     """
@@ -110,17 +113,26 @@ class Run:
     fused_kernels: bool
     compiled: bool
     fused_softmax: bool
+    copies: int
     zero: int
     recompute: str
     overlaps: bool
     overlaps_tensors: bool
     early_gathers: bool
     sequence_parallel: bool
+    rowwise: bool
+    keeps_casts: bool
     aligned_only: bool
     fused_accumulation: bool
     reduced_bytes: float
+    gathered_bytes: float
     network_bits_per_s: float
     seconds: float
+
+    @property
+    def shards(self) -> int:
+        """Ranks that ZeRO splits over."""
+        return self.dp * self.cp // self.copies
 
 
 def read_run(row: Mapping[str, Any]) -> Run:
@@ -166,15 +178,19 @@ def read_run(row: Mapping[str, Any]) -> Run:
         fused_kernels=software.fused_kernels(row),
         compiled=software.compiled(row),
         fused_softmax=software.fused_softmax(row),
+        copies=software.copies(row, dp * cp),
         zero=software.zero_stage(row) if pp == 1 else min(2, software.zero_stage(row)),
         recompute=software.recomputation(row),
         overlaps=software.overlaps(row),
         overlaps_tensors=software.overlaps_tensors(row),
         early_gathers=software.early_gathers(row),
         sequence_parallel=software.sequence_parallel(row),
+        rowwise=software.rowwise(row),
+        keeps_casts=software.keeps_casts(row),
         aligned_only=software.aligned_only(row),
         fused_accumulation=software.fused_accumulation(row),
         reduced_bytes=software.reduced_bytes(row, dtype),
+        gathered_bytes=software.gathered_bytes(row),
         network_bits_per_s=float(row.get("inter_gbps_per_node") or 0) * 1e9,
         seconds=step_seconds(row, micro * steps * dp),
     )
@@ -232,7 +248,7 @@ def required_bytes(run: Run) -> float:
     model = run.model
     stage = -(-run.layers // run.pp)
     parameters = (stage * _layer_weights(model) + model.vocab * model.hidden) / run.tp
-    ranks = run.dp * run.cp
+    ranks = run.shards
     per_parameter = {0: 18.0, 1: 6.0 + 12.0 / ranks, 2: 4.0 + 14.0 / ranks, 3: 18.0 / ranks}[run.zero]
     tokens = run.micro_batch * model.sequence
     scores = 5.0 * model.heads * model.sequence / model.hidden if run.attention == "unfused" else 0.0

@@ -15,7 +15,7 @@ def _shares() -> dict[tuple[str, str, bool], float]:
         ("second", "ampere", False): 0.62,
         ("second", "ampere", True): 0.7,
         ("second", "hopper", False): 0.4,
-        ("second", "hopper", True): 0.33,
+        ("second", "hopper", True): 0.36,
         ("second", "cdna", False): 0.4,
         ("second", "cdna", True): 0.44,
         ("tuned", "hopper", False): 0.7,
@@ -32,12 +32,12 @@ class Constants:
     """What the arithmetic of ``passes.cost`` does not know of a whole training step and of its software.
 
     Attributes:
-        sustained: part of the speed of single kernels that a step sustains, by generation of the device: power and
-            heat lower the clock.
+        sustained: part of the speed of single kernels that a step sustains, by device or else by its generation: power
+            and heat lower the clock.
         attention: part of the achievable rate of matrix products that attention reaches, by kernel, generation of the
             device and whether heads have more than 64 channels.
         eager_fine, eager, eager_old: memory traffic of frameworks that run op by op, in that of the captured graph:
-            where its norms and rotations are many small ops, where they are one, and before PyTorch 2.0.
+            where its norms and rotations are many small ops, where they are one, and that before PyTorch 2.0.
         autocast: memory traffic under autocast in that of 16 bits, while norms and casts run in float32.
         loss_bytes: moved for each logit by a loss of single kernels and by one that runs as one kernel.
         hand, hand_fine: memory traffic of kernels that were fused by hand, in that of the captured graph fused by a
@@ -48,13 +48,13 @@ class Constants:
         loose_score_bytes: the same where scale, mask and softmax are kernels of their own.
         narrow: part of the rate of 16 bits, scaled by the peaks, that products of 8 or 4 bits reach, by generation of
             the device where it is not 1.
+        rowwise: part of that rate that they reach when each row has its own scale.
         cast_times: times that operands of such products are read, in 16 bits, to be cast and transposed.
         adam_bytes: moved for each element of a rank's share: moments, master copy and gradient read, all but the last
             written.
         accumulate_bytes: moved to add an element of a gradient to the float32 sum, by a kernel of its own or by the
             product that makes it, which hides most of it.
         host_s: what the host needs to launch an op without a graph.
-        contention: part of a hidden transfer's time by which it slows what hides it.
         hide_share: part of the backward behind which gradients can hide: the first bucket must be full.
         tensor_hidden: part of the tensor-parallel transfers that hides where a framework overlaps them.
         early_gather: part of one network port that gathers of single tensors reach, without prefetch.
@@ -62,7 +62,15 @@ class Constants:
     """
 
     sustained: dict[str, float] = field(
-        default_factory=lambda: {"volta": 0.95, "ampere": 0.91, "hopper": 0.88, "blackwell": 0.9, "cdna": 0.55}
+        default_factory=lambda: {
+            "volta": 0.95,
+            "ampere": 0.91,
+            "hopper": 0.88,
+            "blackwell": 0.84,
+            "gb200": 0.84,
+            "gb300": 1.0,
+            "cdna": 0.6,
+        }
     )
     attention: dict[tuple[str, str, bool], float] = field(default_factory=_shares)
     eager_fine: float = 1.0
@@ -75,15 +83,19 @@ class Constants:
     score_bytes: tuple[float, float] = (11.0, 17.0)
     loose_score_bytes: tuple[float, float] = (21.0, 21.0)
     narrow: dict[str, float] = field(default_factory=lambda: {"cdna": 0.76})
+    rowwise: float = 0.8
     cast_times: float = 1.0
     adam_bytes: float = 30.0
     accumulate_bytes: tuple[float, float] = (10.0, 3.0)
     host_s: float = 8e-6
-    contention: float = 0.34
     hide_share: float = 0.85
     tensor_hidden: float = 0.7
-    early_gather: float = 0.75
+    early_gather: float = 0.78
     send_exposed: float = 0.45
+
+    def sustained_by(self, device: str, generation: str) -> float:
+        """Return what a device sustains: its own figure, or that of its generation."""
+        return self.sustained.get(device, self.sustained[generation])
 
     def attention_share(self, kernel: str, generation: str, wide: bool) -> float:
         """Return the share of a kernel; one that nothing was measured of counts as FlashAttention-2 there."""

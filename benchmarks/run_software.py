@@ -118,6 +118,13 @@ def zero_stage(row: Row) -> int:
     return 3 if row.get("fsdp") else 1 if row.get("distributed_optimizer") else 0
 
 
+def copies(row: Row, ranks: int) -> int:
+    """Return how many groups of the data-parallel ranks hold what ZeRO splits: 1 unless a note names their size."""
+    stated = re.search(r"fsdp=(\d+) within", str(row.get("notes") or "").lower())
+    size = int(stated.group(1)) if stated else ranks
+    return ranks // size if size and ranks % size == 0 else 1
+
+
 def recomputation(row: Row) -> str:
     """Return ``none``, ``attention``, ``streams`` (norms and activations), ``ops``, ``half`` or ``full``."""
     text = str(row.get("recompute") or "").lower()
@@ -146,6 +153,21 @@ def overlaps_tensors(row: Row) -> bool:
     if stated is not None:
         return bool(stated)
     return bool(TENSOR_OVERLAP.search(framework_of(row))) and date_of(row) >= "2023-07"
+
+
+def rowwise(row: Row) -> bool:
+    """Tell whether products of 8 bits are scaled row by row, as a note says."""
+    return "rowwise" in str(row.get("notes") or "").lower()
+
+
+def gathered_bytes(row: Row) -> float:
+    """Return the bytes of an element of a parameter as it is gathered: one where a note says that 8 bits are."""
+    return 1.0 if re.search(r"(fp8|float8) all-?gather", str(row.get("notes") or "").lower()) else 2.0
+
+
+def keeps_casts(row: Row) -> bool:
+    """Tell whether weights are cast to 8 bits once a step: Megatron tells Transformer Engine the first micro-batch."""
+    return bool(re.search("megatron|nemo|bridge|transformer.?engine", framework_of(row)))
 
 
 def aligned_only(row: Row) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autopar.passes.cost.devices import link
-from benchmarks.fidelity import DATA, compare, ranks, read_rows, spearman
+from benchmarks.fidelity import DATA, compare, most_spearman, ranks, read_rows, spearman
 from benchmarks.predict_run import one_ring, predict
 from benchmarks.published_runs import read_run
 
@@ -68,6 +68,38 @@ def test_zero_2_reduces_every_micro_batch(run):
         found = predict(replace(run, zero=zero, steps=4))
         moves[zero] = found["hidden"] + found["exposed"]
     assert moves[2] > 2 * moves[1]
+
+
+def test_kept_casts_of_weights(run):
+    """Weights are cast once a step where a framework keeps their casts, and every micro-batch elsewhere."""
+    wide = {
+        **SMALL,
+        "hidden": 2048,
+        "heads": 16,
+        "gpu_device": "H100-SXM-80GB",
+        "tp": 1,
+        "dtype": "fp8",
+        "grad_accum": 8,
+    }
+    eight = read_run({**wide, "mbs": 1, "gbs": 128, "grad_accum": 8, "framework": "Megatron-LM", "tokens_per_s": 1e5})
+    assert eight.keeps_casts
+    assert predict(eight)["compute"] < predict(replace(eight, keeps_casts=False))["compute"]
+
+
+def test_groups_that_split_parameters():
+    """Groups of ranks gather among themselves, and reduce with each other what each of them holds."""
+    many = {**SMALL, "tp": 1, "n_gpus": 64, "mbs": 2, "gbs": 128, "zero_stage": 3, "tokens_per_s": 1e6}
+    whole, groups = (read_run({**many, "notes": notes}) for notes in (None, "JAX FSDP=16 within, DP outside"))
+    assert (whole.shards, groups.shards, groups.copies) == (64, 16, 4)
+    assert predict(groups)["hidden"] != predict(whole)["hidden"]
+    assert read_run({**many, "notes": "FSDP=7 within"}).copies == 1
+
+
+def test_the_most_that_repeats_allow():
+    """Rows of equal facts are predicted alike, so that a perfect order of the others is the most."""
+    assert most_spearman([2.0, 1.0, 3.0], [5.0, 4.0, 6.0]) == pytest.approx(1.0)
+    assert most_spearman([1.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 0.5]) < 1.0
+    assert most_spearman([1.0, 1.0], [1.0, 2.0]) is None
 
 
 def test_one_ring_over_nodes():

@@ -160,6 +160,17 @@ def test_kernels_fused_by_hand_or_by_a_compiler():
     assert noted == [True, False]
 
 
+def test_recipes_of_8_bits():
+    """A note says what is gathered in 8 bits and which products are scaled row by row."""
+    narrow = {**ROW, "gpu_device": "H100-SXM-80GB", "dtype": "fp8", "framework": "torchtitan"}
+    plain, tensorwise, rows = (
+        read_run({**narrow, "notes": notes}) for notes in (None, "float8 tensorwise + fp8 all-gather", "float8 rowwise")
+    )
+    assert [run.gathered_bytes for run in (plain, tensorwise, rows)] == [2.0, 1.0, 2.0]
+    assert [run.rowwise for run in (plain, tensorwise, rows)] == [False, False, True]
+    assert not plain.keeps_casts
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
