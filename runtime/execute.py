@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, LoweringError
+from autopar.passes.defer_reductions import defer_reductions
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program
 from autopar.passes.torch_private import StorageWeakRef, clear_saved_tensors
-from autopar.placement import REPLICATE, Layout, from_dtensor, to_dtensor
+from autopar.placement import REPLICATE, Layout, from_dtensor, local_shape, to_dtensor
 from autopar.plans import Plan
+from autopar.runtime.accumulation import Accumulation, earlier_sums
 from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
@@ -33,6 +36,22 @@ class Slot:
     layout: Layout
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Deferred:
+    """The forms of a backward whose gradients wait: see ``passes/defer_reductions.py``.
+
+    Attributes:
+        without, resumed: as there, bound to the groups.
+        slots: placeholders of the forward whose gradients wait.
+        results: what ``without`` returns.
+    """
+
+    without: fx.GraphModule
+    resumed: fx.GraphModule
+    slots: list[int]
+    results: list[Result]
 
 
 @dataclass(frozen=True)
@@ -87,7 +106,9 @@ class Executable:
         self._tangents = [role for role in local.inputs if role.kind == "tangent"]
         self._tangent_vals = self._tangent_values()
         self._gradient_slots = self._find_gradients()
-        self._patterns: dict[int, DTensor] = {}
+        self._patterns: dict[tuple[int, Layout], DTensor] = {}
+        self._accumulation = Accumulation()
+        self._parameter_slots = [i for i, slot in enumerate(self.slots) if slot.role.kind == "parameter"]
         for result in self._returns:
             if result.role.kind == "buffer" and any(code != REPLICATE for code in result.layout):
                 raise LoweringError(f"the new value of the buffer {result.role.name} should be whole, but it is split")
@@ -231,41 +252,90 @@ class Executable:
             if isinstance(tensor, DTensor) and local_of(tensor).untyped_storage().data_ptr() in kept
         ]
 
-    def run_backward(self, saved: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    @cached_property
+    def _deferred(self) -> _Deferred | None:
+        """The backward whose gradients wait for those of later ones, made when it is first needed."""
+        found = defer_reductions(self.local)
+        if found is None:
+            return None
+        names = [self._groups.group_name(axis) for axis in range(self._groups.mesh.num_axes)]
+        without, resumed = (bind_groups(half, names, self._groups.device) for half in (found.without, found.resumed))
+        layouts = dict(zip(found.positions, found.layouts, strict=True))
+        results = [
+            replace(result, layout=layouts[position]) if position in layouts else result
+            for position, result in enumerate(self._gradients)
+        ]
+        return _Deferred(without, resumed, [self._gradient_slots.index(p) for p in found.positions], results)
+
+    def parameters_of(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return the parameters among the arguments of the forward, by position."""
+        return {index: tensors[index] for index in self._parameter_slots}
+
+    def run_backward(
+        self, saved: list[Tensor], gradients: Sequence[Tensor | None], parameters: Mapping[int, Tensor]
+    ) -> list[Tensor | None]:
         """Return one gradient a placeholder of the forward, from the gradients that reached the outputs.
 
         The list of saved tensors is emptied: each is freed after its last use, unless somebody else holds it.
+
+        Args:
+            saved: as the forward returned them.
+            gradients: of the outputs.
+            parameters: as ``parameters_of`` returns them, for sums that earlier backwards left in their gradients.
 
         Raises:
             InputError: a gradient reached an output that is not differentiated.
         """
         assert self._backward is not None
-        tangents = self._incoming(gradients)
+        backward, results, tangents = self._backward, self._gradients, self._incoming(gradients)
+        if self._accumulation.more_follow():
+            if self._deferred is not None:
+                backward, results = self._deferred.without, self._deferred.results
+        elif "_deferred" in vars(self) and self._deferred is not None:
+            slots = self._deferred.slots
+            patterns = [self._pattern(p, self._deferred.results[p]) for p in map(self._position, slots)]
+            earlier = earlier_sums([parameters[index] for index in slots], patterns)
+            if earlier is not None:
+                backward = self._deferred.resumed
+                tangents += earlier
         own = Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
         saved.clear()
         tangents.clear()
         with torch.autocast(self._groups.device.type, enabled=False):
-            values: list[Any] = list(self._backward(arguments))
+            values: list[Any] = list(backward(arguments))
         out: list[Tensor | None] = []
         for slot, position in zip(self.slots, self._gradient_slots):
             if position is None:
                 out.append(None)
                 continue
             value, values[position] = values[position], None
-            out.append(self._outgoing(position, slot, self._gradients[position], own.take(value)))
+            out.append(self._outgoing(position, slot, results[position], own.take(value)))
         return out
+
+    def _position(self, slot: int) -> int:
+        position = self._gradient_slots[slot]
+        assert position is not None
+        return position
+
+    def _pattern(self, position: int, result: Result) -> DTensor:
+        """Return a DTensor without data that lies as a gradient does."""
+        pattern = self._patterns.get((position, result.layout))
+        if pattern is None:
+            mesh = self._groups.mesh
+            shape = local_shape(result.shape, result.layout, mesh.sizes, self.local.coordinate)
+            val = self.program.nodes()[str(result.role.node)].meta["val"]
+            pattern = as_dtensor(
+                torch.empty(shape, dtype=val.dtype, device="meta"), result.layout, result.shape, self._groups
+            )
+            self._patterns[position, result.layout] = pattern
+        return pattern
 
     def _outgoing(self, position: int, slot: Slot, result: Result, value: Tensor) -> Tensor:
         if slot.role.kind != "parameter" and result.layout == slot.layout:
             return value
-        pattern = self._patterns.get(position)
-        if pattern is None:
-            pattern = self._patterns[position] = as_dtensor(
-                value.new_empty(value.shape, device="meta"), result.layout, result.shape, self._groups
-            )
-        placed = as_dtensor_like(value, pattern)
-        if result.layout != slot.layout:
+        placed = as_dtensor_like(value, self._pattern(position, result))
+        if result.layout != slot.layout and result is self._gradients[position]:
             placed = placed.redistribute(placements=to_dtensor(slot.layout))
         return placed if slot.role.kind == "parameter" else placed.to_local()
 
@@ -339,6 +409,7 @@ class _Step(torch.autograd.Function):
         outputs, saved = executable.run_forward(executable.with_copies(tensors), news)
         ctx.executable = executable
         ctx.versions = executable.versions(tensors, saved)
+        ctx.parameters = executable.parameters_of(tensors)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         placed = executable._place(outputs)
@@ -352,4 +423,4 @@ class _Step(torch.autograd.Function):
         saved = list(ctx.saved_tensors)  # raises when they were freed by an earlier backward
         require_unchanged(ctx.versions)
         clear_saved_tensors(ctx)
-        return (None, None, *ctx.executable.run_backward(saved, gradients))
+        return (None, None, *ctx.executable.run_backward(saved, gradients, ctx.parameters))

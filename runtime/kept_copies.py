@@ -9,25 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autopar.passes.split_phases import GraphOnly
 from autopar.placement import parse_layout
+from autopar.runtime.optimizer_steps import steps_taken
 from autopar.runtime.state import local_of
-
-_steps = [0]
-
-
-def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    _steps[0] += 1
-
-
-register_optimizer_step_post_hook(_count_step)
-
 
 def take_out_gathers(
     forward: fx.GraphModule, saved: Mapping[str, Sequence[str]]
@@ -107,12 +96,12 @@ class KeptCopies:
 
     def of(self, parameters: Sequence[Tensor], gather: fx.GraphModule) -> list[Tensor]:
         """Return the copies for the parameters as they are, gathered now if any changed. Collective then."""
-        if self._step != _steps[0] or not self._are_same(parameters):
+        if self._step != steps_taken() or not self._are_same(parameters):
             self._copies = []
             with torch.no_grad():
                 self._copies = list(gather([local_of(parameter) for parameter in parameters]))
             self._state = [(weakref.ref(local_of(p)), *_marks(p)) for p in parameters]
-            self._step = _steps[0]
+            self._step = steps_taken()
         return list(self._copies)
 
     def _are_same(self, parameters: Sequence[Tensor]) -> bool:

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.mesh import Mesh
+from autopar.passes.annotate import annotate
+from autopar.passes.capture import capture
+from autopar.passes.complete_plan import complete_plan
 from autopar.report.technique import parameter_techniques
+from benchmarks.memory import batch_choices
 from tests.processes.compare import build, loss_of, split
 
 Move = tuple[str, int, int]
@@ -20,6 +25,9 @@ _KINDS = {
     "all_to_all_single": "all_to_all",
 }
 
+DTENSORS_OWN = -1
+"""Stands for the axis of what DTensor moves by itself, over groups of its own."""
+
 
 class Counting(TorchDispatchMode):
     """Counts every functional collective; the agreements of the ranks on the host are others."""
@@ -30,11 +38,10 @@ class Counting(TorchDispatchMode):
         self.moves: list[Move] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func.overloadpacket).rpartition(".")[2]
-        if func.namespace == "_c10d_functional" and name != "wait_tensor":
-            axis = next(self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes)
+        kind = _KINDS.get(str(func.overloadpacket).rpartition(".")[2].removesuffix("_").removesuffix("_coalesced"))
+        if func.namespace == "_c10d_functional" and kind is not None:
+            axis = next((self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes), DTENSORS_OWN)
             for handed in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
-                kind = _KINDS[name.removesuffix("_").removesuffix("_coalesced")]
                 self.moves.append((kind, axis, handed.numel() * handed.element_size()))
         return func(*args, **(kwargs or {}))
 
@@ -66,6 +73,46 @@ def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], list[str], flo
             each.step()
             each.zero_grad()
     return counts, [word for words in parameter_techniques(parallel.plan).values() for word in words], worst
+
+
+def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tuple[list[int], float]:
+    """Return the gradient reductions of each step of data parallelism, and the largest difference from one device.
+
+    Gradients are compared after every backward, parameters after every step.
+
+    Args:
+        sizes: of the mesh.
+        backwards: how many each step has.
+    """
+    built = build("mlp")
+    _, args, kwargs = built
+    program = annotate(capture(built[0], args, kwargs))
+    plan = complete_plan(program, Mesh(sizes), batch_choices(program), {})
+    parallel, model = split(built, sizes, plan=plan)
+    groups = parallel._engine.groups
+    pairs = list(zip(parallel.parameters(), model.parameters(), strict=True))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (parallel, model)]
+    counts, worst = [], 0.0
+    for count in backwards:
+        counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
+        for _ in range(count):
+            with counting:
+                loss_of(parallel(*args, **kwargs)).backward()
+            loss_of(model(*args, **kwargs)).backward()
+            worst = max(worst, *(difference(mine.grad, whole.grad) for mine, whole in pairs))
+        with counting:
+            optimizers[0].step()
+        optimizers[1].step()
+        worst = max(worst, *(difference(mine, whole) for mine, whole in pairs))
+        counts.append(sum(kind == "all_reduce" for kind, _, _ in counting.moves))
+        for each in optimizers:
+            each.zero_grad()
+    return counts, worst
+
+
+def difference(mine: Any, whole: torch.Tensor) -> float:
+    """Return the largest difference of a DTensor from a plain tensor."""
+    return float((mine.full_tensor() - whole).detach().abs().max())
 
 
 def count_collectives(name: str, sizes: tuple[int, ...], how: str) -> tuple[list[Move], list[Move]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes.counting import count_accumulated, count_collectives
+from tests.processes.counting import count_accumulated, count_collectives, count_reductions
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -33,4 +33,16 @@ def test_kept_copies_are_gathered_once_a_step(pool: Callable[[int], Pool]) -> No
     (three, one), techniques, worst = results[0]
     assert "ZeRO-2" in techniques
     assert three == one > 0
+    assert worst < 1e-5
+
+
+def test_gradients_are_reduced_once_a_step(pool: Callable[[int], Pool]) -> None:
+    """ZeRO-0: from the second step on the backwards of a step share one reduction; fewer or more of them stay right."""
+    (counts, worst), *_ = pool(2).run(count_reductions, (2,), (1, 3, 3, 3, 2, 4, 1))
+    one = counts[0]
+    assert one > 0
+    assert counts[1] == 3 * one, "nobody knew that more would follow"
+    assert counts[2] == counts[3] == one
+    assert counts[4] == one, "the optimizer's step reduced what was left"
+    assert counts[5] == 3 * one, "two were expected; the third and fourth came on their own"
     assert worst < 1e-5

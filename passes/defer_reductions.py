@@ -1,0 +1,161 @@
+"""Leave gradients unreduced between backwards, so that several of them before a step of the optimizer share one
+reduction (ZeRO-0).
+
+Only gradients whose reduction changes no shape can wait: then the sum on each rank takes the memory that the gradient
+takes anyway. One that is scattered would have to be kept whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.placement import PARTIAL_SUM, REPLICATE, Layout
+
+from .collective_calls import COALESCED, WAIT
+from .local_program import LocalProgram
+from .split_phases import GraphOnly
+
+_C10D: Any = torch.ops._c10d_functional
+_ADD: Any = torch.ops.aten.add.Tensor
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """The backward in two other forms.
+
+    Attributes:
+        positions: the gradients that can wait, among those that the backward returns.
+        layouts: of their sums, partial.
+        without: the backward that returns them unreduced.
+        resumed: the backward that takes earlier sums after its other arguments, and reduces them with its own.
+    """
+
+    positions: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+    without: fx.GraphModule
+    resumed: fx.GraphModule
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The reduction of one gradient: where it starts, what reads that, and all its nodes, the last first."""
+
+    start: fx.Node
+    head: fx.Node
+    nodes: tuple[fx.Node, ...]
+
+
+def defer_reductions(local: LocalProgram) -> Deferred | None:
+    """Return the other forms of the backward of a lowered program, None where no gradient can wait."""
+    if local.backward is None:
+        return None
+    roles = [role for role in local.outputs if role.kind == "gradient" and role.node is not None]
+    layouts = {role.node: layout for role, layout in zip(local.outputs, local.output_layouts)}
+    kinds = {role.node: role.kind for role in local.inputs}
+    (ends,) = next(node for node in local.backward.graph.nodes if node.op == "output").args
+    chains: dict[int, _Chain] = {}
+    for position, (role, end) in enumerate(zip(roles, ends)):  # type: ignore[arg-type]
+        chain = _chain(end) if isinstance(end, fx.Node) and ends.count(end) == 1 else None  # type: ignore[union-attr]
+        rests = local.input_layouts.get(role.of)
+        if chain is not None and kinds.get(role.of) == "parameter" and layouts[role.node] == rests:
+            if chain.start not in [other.start for other in chains.values()]:
+                chains[position] = chain
+    if not chains:
+        return None
+    return Deferred(
+        tuple(chains),
+        tuple(chain.start.meta["layout"] for chain in chains.values()),
+        _without(local.backward, chains),
+        _resumed(local.backward, chains),
+    )
+
+
+def _chain(end: fx.Node) -> _Chain | None:
+    """Return the all-reduces that end in a gradient and that nothing else reads; None if there are none."""
+    nodes: list[fx.Node] = []
+    node, reader = end, end
+    while "arc" in node.meta:
+        if [user for user in node.users if user.op != "output"] not in ([], [reader]):
+            return None
+        nodes.append(node)
+        before = _operand(node)
+        if before is None:
+            return None
+        reader, node = node, before
+    sums = all(code in (PARTIAL_SUM, after) for code, after in zip(node.meta.get("layout", ()), end.meta["layout"]))
+    return _Chain(node, nodes[-1], tuple(nodes)) if nodes and sums and "layout" in node.meta else None
+
+
+def _operand(node: fx.Node) -> fx.Node | None:
+    """Return what a node of an all-reduce works on, None for a node of anything else."""
+    source = node.args[0]
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target is _C10D.all_reduce.default:
+        return source if node.args[1] == "sum" else None
+    if node.target is operator.getitem and source.target is _C10D.all_reduce_coalesced.default:
+        operands, how = source.args[:2]
+        return operands[node.args[1]] if how == "sum" else None  # type: ignore[index,return-value,call-overload]
+    return source if node.target in (WAIT, torch.ops.aten.contiguous.default) else None
+
+
+def _copy(backward: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, fx.Node], list[Any]]:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    results = graph.graph_copy(backward.graph, copies)
+    return graph, copies, list(results)  # type: ignore[arg-type]
+
+
+def _without(backward: fx.GraphModule, chains: dict[int, _Chain]) -> fx.GraphModule:
+    graph, copies, results = _copy(backward)
+    for position, chain in chains.items():
+        results[position] = copies[chain.start]
+    graph.output(tuple(results))
+    buckets: dict[fx.Node, None] = {}
+    for node in (node for chain in chains.values() for node in chain.nodes):
+        source = node.args[0]
+        if isinstance(source, fx.Node) and source.target in COALESCED:
+            buckets[copies[source]] = None
+        graph.erase_node(copies[node])
+    for bucket in buckets:
+        _shrink(graph, bucket)
+    return GraphOnly(backward, graph)
+
+
+def _shrink(graph: fx.Graph, bucket: fx.Node) -> None:
+    """Leave out of a collective of several tensors those whose result nobody reads."""
+    parts = sorted(bucket.users, key=lambda part: int(part.args[1]))  # type: ignore[arg-type]
+    if not parts:
+        graph.erase_node(bucket)
+        return
+    kept = [int(part.args[1]) for part in parts]  # type: ignore[arg-type]
+    bucket.args = ([bucket.args[0][index] for index in kept], *bucket.args[1:])  # type: ignore[index,misc]
+    for place, part in enumerate(parts):
+        part.args = (bucket, place)
+
+
+def _resumed(backward: fx.GraphModule, chains: dict[int, _Chain]) -> fx.GraphModule:
+    graph, copies, results = _copy(backward)
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for chain in reversed(chains.values()):
+        start, head = copies[chain.start], copies[chain.head]
+        with graph.inserting_after(last):
+            earlier = graph.placeholder(f"{start.name}_earlier")
+        earlier.meta = dict(start.meta)
+        with graph.inserting_after(earlier if start.op == "placeholder" else start):
+            total = graph.call_function(_ADD, (start, earlier))
+        total.meta = dict(start.meta)
+        if head.target is operator.getitem:
+            bucket, place = head.args
+            operands = list(bucket.args[0])  # type: ignore[union-attr,arg-type]
+            operands[place] = total  # type: ignore[index,call-overload]
+            bucket.args = (operands, *bucket.args[1:])  # type: ignore[union-attr]
+        else:
+            head.replace_input_with(start, total)
+    graph.output(tuple(results))
+    return GraphOnly(backward, graph)

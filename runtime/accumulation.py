@@ -1,0 +1,75 @@
+"""Gradients over several backwards before a step of the optimizer: reduced once, with the last of them.
+
+Between them a gradient that can wait is a DTensor of partial sums, which means the right value in whatever reads it.
+How many backwards a step has is known from the step before; where there are fewer this time, the optimizer's step
+reduces what is left. All of it happens alike on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from autopar.runtime.optimizer_steps import steps_taken
+
+
+class Accumulation:
+    """Counts the backwards of one program between two steps of the optimizer."""
+
+    def __init__(self) -> None:
+        self._step = steps_taken()
+        self._count, self._expected = 0, 1
+
+    def more_follow(self) -> bool:
+        """Count one backward; tell whether the step before had more of them than this one has by now."""
+        if self._step != steps_taken():
+            self._step, self._expected, self._count = steps_taken(), self._count, 0
+        self._count += 1
+        return self._count < self._expected
+
+
+def earlier_sums(parameters: Sequence[Tensor], patterns: Sequence[DTensor]) -> list[Tensor] | None:
+    """Take the partial sums that earlier backwards left, one a parameter; None if there are none at all.
+
+    Args:
+        parameters: whose gradients may wait.
+        patterns: a DTensor of each one's partial sums, for its placements.
+    """
+    held = [
+        isinstance(grad, DTensor) and grad.placements == pattern.placements
+        for grad, pattern in zip((parameter.grad for parameter in parameters), patterns)
+    ]
+    if not any(held):
+        return None
+    sums: list[Tensor] = []
+    for parameter, pattern, there in zip(parameters, patterns, held):
+        grad = parameter.grad
+        if there and isinstance(grad, DTensor):
+            sums.append(grad.to_local())
+            parameter.grad = None
+        else:
+            local = pattern.to_local()
+            sums.append(torch.zeros(local.shape, dtype=local.dtype, device=parameter.device))
+    return sums
+
+
+def _reduce_the_rest(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            reduce_sums(parameter)
+
+
+def reduce_sums(parameter: Tensor) -> None:
+    """Reduce the gradient of a parameter if it is a partial sum. Collective then."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and any(placement.is_partial() for placement in grad.placements):
+        assert isinstance(parameter, DTensor)
+        parameter.grad = grad.redistribute(placements=parameter.placements)
+
+
+register_optimizer_step_pre_hook(_reduce_the_rest)
