@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.placement import PARTIAL_SUM, REPLICATE, Layout
+from autopar.placement import PARTIAL_SUM, Layout
 
 from .collective_calls import COALESCED, WAIT
 from .local_program import LocalProgram
@@ -62,9 +62,9 @@ def defer_reductions(local: LocalProgram) -> Deferred | None:
     for position, (role, end) in enumerate(zip(roles, ends)):  # type: ignore[arg-type]
         chain = _chain(end) if isinstance(end, fx.Node) and ends.count(end) == 1 else None  # type: ignore[union-attr]
         rests = local.input_layouts.get(role.of)
-        if chain is not None and kinds.get(role.of) == "parameter" and layouts[role.node] == rests:
-            if chain.start not in [other.start for other in chains.values()]:
-                chains[position] = chain
+        apart = chain is not None and chain.start not in [other.start for other in chains.values()]
+        if chain is not None and apart and kinds.get(role.of) == "parameter" and layouts[role.node] == rests:
+            chains[position] = chain
     if not chains:
         return None
     return Deferred(
@@ -78,7 +78,8 @@ def defer_reductions(local: LocalProgram) -> Deferred | None:
 def _chain(end: fx.Node) -> _Chain | None:
     """Return the all-reduces that end in a gradient and that nothing else reads; None if there are none."""
     nodes: list[fx.Node] = []
-    node, reader = end, end
+    node: fx.Node = end
+    reader: Any = end
     while "arc" in node.meta:
         if [user for user in node.users if user.op != "output"] not in ([], [reader]):
             return None
@@ -86,7 +87,8 @@ def _chain(end: fx.Node) -> _Chain | None:
         before = _operand(node)
         if before is None:
             return None
-        reader, node = node, before
+        reader = node.args[0] if node.target is operator.getitem else node
+        node = before
     sums = all(code in (PARTIAL_SUM, after) for code, after in zip(node.meta.get("layout", ()), end.meta["layout"]))
     return _Chain(node, nodes[-1], tuple(nodes)) if nodes and sums and "layout" in node.meta else None
 
@@ -116,23 +118,23 @@ def _without(backward: fx.GraphModule, chains: dict[int, _Chain]) -> fx.GraphMod
     for position, chain in chains.items():
         results[position] = copies[chain.start]
     graph.output(tuple(results))
-    buckets: dict[fx.Node, None] = {}
-    for node in (node for chain in chains.values() for node in chain.nodes):
-        source = node.args[0]
-        if isinstance(source, fx.Node) and source.target in COALESCED:
-            buckets[copies[source]] = None
-        graph.erase_node(copies[node])
+    left = [copies[node] for chain in chains.values() for node in chain.nodes]
+    buckets = [copies[node] for node in backward.graph.nodes if node.target in COALESCED]
+    while left:
+        for node in [node for node in left if not node.users]:
+            left.remove(node)
+            graph.erase_node(node)
+        for bucket in buckets:
+            _shrink(bucket)
     for bucket in buckets:
-        _shrink(graph, bucket)
+        if not bucket.users:
+            graph.erase_node(bucket)
     return GraphOnly(backward, graph)
 
 
-def _shrink(graph: fx.Graph, bucket: fx.Node) -> None:
+def _shrink(bucket: fx.Node) -> None:
     """Leave out of a collective of several tensors those whose result nobody reads."""
     parts = sorted(bucket.users, key=lambda part: int(part.args[1]))  # type: ignore[arg-type]
-    if not parts:
-        graph.erase_node(bucket)
-        return
     kept = [int(part.args[1]) for part in parts]  # type: ignore[arg-type]
     bucket.args = ([bucket.args[0][index] for index in kept], *bucket.args[1:])  # type: ignore[index,misc]
     for place, part in enumerate(parts):

@@ -8,13 +8,18 @@ reduces what is left. All of it happens alike on every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from autopar.passes.defer_reductions import defer_reductions
+from autopar.passes.local_program import LocalProgram
+from autopar.placement import Layout
+from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.optimizer_steps import steps_taken
 
 
@@ -31,6 +36,39 @@ class Accumulation:
             self._step, self._expected, self._count = steps_taken(), self._count, 0
         self._count += 1
         return self._count < self._expected
+
+
+@dataclass(frozen=True)
+class WaitingBackward:
+    """The backward in the forms of ``passes/defer_reductions.py``, bound to process groups.
+
+    Attributes:
+        without, resumed: as there.
+        layouts: of the sums, by the position of the gradient among the results.
+        slots: placeholders of the forward whose gradients these are.
+    """
+
+    without: fx.GraphModule
+    resumed: fx.GraphModule
+    layouts: dict[int, Layout]
+    slots: tuple[int, ...]
+
+    @classmethod
+    def of(cls, local: LocalProgram, positions: Sequence[int | None], groups: MeshGroups) -> WaitingBackward | None:
+        """Return them for a lowered program, None where no gradient can wait.
+
+        Args:
+            local: the program.
+            positions: where the gradient of each placeholder of the forward is among the results.
+            groups: the processes.
+        """
+        found = defer_reductions(local)
+        if found is None:
+            return None
+        names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
+        without, resumed = (bind_groups(half, names, groups.device) for half in (found.without, found.resumed))
+        layouts = dict(zip(found.positions, found.layouts, strict=True))
+        return cls(without, resumed, layouts, tuple(positions.index(position) for position in found.positions))
 
 
 def earlier_sums(parameters: Sequence[Tensor], patterns: Sequence[DTensor]) -> list[Tensor] | None:

@@ -9,18 +9,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, LoweringError
-from autopar.passes.defer_reductions import defer_reductions
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program
 from autopar.passes.torch_private import StorageWeakRef, clear_saved_tensors
 from autopar.placement import REPLICATE, Layout, from_dtensor, local_shape, to_dtensor
 from autopar.plans import Plan
-from autopar.runtime.accumulation import Accumulation, earlier_sums
+from autopar.runtime.accumulation import Accumulation, WaitingBackward, earlier_sums
 from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
@@ -36,22 +35,6 @@ class Slot:
     layout: Layout
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Deferred:
-    """The forms of a backward whose gradients wait: see ``passes/defer_reductions.py``.
-
-    Attributes:
-        without, resumed: as there, bound to the groups.
-        slots: placeholders of the forward whose gradients wait.
-        results: what ``without`` returns.
-    """
-
-    without: fx.GraphModule
-    resumed: fx.GraphModule
-    slots: list[int]
-    results: list[Result]
 
 
 @dataclass(frozen=True)
@@ -253,19 +236,9 @@ class Executable:
         ]
 
     @cached_property
-    def _deferred(self) -> _Deferred | None:
+    def _waiting(self) -> WaitingBackward | None:
         """The backward whose gradients wait for those of later ones, made when it is first needed."""
-        found = defer_reductions(self.local)
-        if found is None:
-            return None
-        names = [self._groups.group_name(axis) for axis in range(self._groups.mesh.num_axes)]
-        without, resumed = (bind_groups(half, names, self._groups.device) for half in (found.without, found.resumed))
-        layouts = dict(zip(found.positions, found.layouts, strict=True))
-        results = [
-            replace(result, layout=layouts[position]) if position in layouts else result
-            for position, result in enumerate(self._gradients)
-        ]
-        return _Deferred(without, resumed, [self._gradient_slots.index(p) for p in found.positions], results)
+        return WaitingBackward.of(self.local, self._gradient_slots, self._groups)
 
     def parameters_of(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the parameters among the arguments of the forward, by position."""
@@ -289,14 +262,14 @@ class Executable:
         assert self._backward is not None
         backward, results, tangents = self._backward, self._gradients, self._incoming(gradients)
         if self._accumulation.more_follow():
-            if self._deferred is not None:
-                backward, results = self._deferred.without, self._deferred.results
-        elif "_deferred" in vars(self) and self._deferred is not None:
-            slots = self._deferred.slots
-            patterns = [self._pattern(p, self._deferred.results[p]) for p in map(self._position, slots)]
-            earlier = earlier_sums([parameters[index] for index in slots], patterns)
+            if self._waiting is not None:
+                backward, results = self._waiting.without, self._unreduced(self._waiting)
+        elif "_waiting" in vars(self) and self._waiting is not None:
+            sums = self._unreduced(self._waiting)
+            patterns = [self._pattern(position, sums[position]) for position in self._waiting.layouts]
+            earlier = earlier_sums([parameters[slot] for slot in self._waiting.slots], patterns)
             if earlier is not None:
-                backward = self._deferred.resumed
+                backward = self._waiting.resumed
                 tangents += earlier
         own = Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
@@ -313,10 +286,13 @@ class Executable:
             out.append(self._outgoing(position, slot, results[position], own.take(value)))
         return out
 
-    def _position(self, slot: int) -> int:
-        position = self._gradient_slots[slot]
-        assert position is not None
-        return position
+    def _unreduced(self, waiting: WaitingBackward) -> list[Result]:
+        """Return what the backward gives when gradients wait: sums on each rank."""
+        layouts = waiting.layouts
+        return [
+            replace(result, layout=layouts[position]) if position in layouts else result
+            for position, result in enumerate(self._gradients)
+        ]
 
     def _pattern(self, position: int, result: Result) -> DTensor:
         """Return a DTensor without data that lies as a gradient does."""

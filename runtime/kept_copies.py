@@ -18,6 +18,7 @@ from autopar.placement import parse_layout
 from autopar.runtime.optimizer_steps import steps_taken
 from autopar.runtime.state import local_of
 
+
 def take_out_gathers(
     forward: fx.GraphModule, saved: Mapping[str, Sequence[str]]
 ) -> tuple[fx.GraphModule | None, fx.GraphModule, tuple[str, ...]]:

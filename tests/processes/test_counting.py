@@ -12,6 +12,8 @@ from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
 
+PARAMETERS_OF_MLP = 8
+
 
 @pytest.mark.parametrize(
     ("name", "sizes", "how"), [("mlp", (2,), "tight"), ("gpt2", (2, 2), "random"), ("resnet", (2, 2), "random")]
@@ -39,10 +41,10 @@ def test_kept_copies_are_gathered_once_a_step(pool: Callable[[int], Pool]) -> No
 def test_gradients_are_reduced_once_a_step(pool: Callable[[int], Pool]) -> None:
     """ZeRO-0: from the second step on the backwards of a step share one reduction; fewer or more of them stay right."""
     (counts, worst), *_ = pool(2).run(count_reductions, (2,), (1, 3, 3, 3, 2, 4, 1))
-    one = counts[0]
-    assert one > 0
-    assert counts[1] == 3 * one, "nobody knew that more would follow"
-    assert counts[2] == counts[3] == one
-    assert counts[4] == one, "the optimizer's step reduced what was left"
-    assert counts[5] == 3 * one, "two were expected; the third and fourth came on their own"
+    reductions = PARAMETERS_OF_MLP
+    losses = counts[0] - reductions
+    assert counts[1] == 3 * losses + 3 * reductions, "nobody knew that more would follow"
+    assert counts[2] == counts[3] == 3 * losses + reductions
+    assert counts[4] == 2 * losses + reductions, "the optimizer's step reduced what was left"
+    assert counts[5] == 4 * losses + 3 * reductions, "two were expected; the third and fourth came on their own"
     assert worst < 1e-5
