@@ -16,11 +16,13 @@ from torch import fx
 
 from autopar.placement import PARTIAL_SUM, Layout
 
-from .collective_calls import COALESCED, WAIT
+from .collective_calls import IN_PLACE, WAIT
 from .local_program import LocalProgram
 from .split_phases import GraphOnly
 
 _C10D: Any = torch.ops._c10d_functional
+_ONE = (_C10D.all_reduce.default, IN_PLACE[_C10D.all_reduce.default])
+_SEVERAL = (_C10D.all_reduce_coalesced.default, IN_PLACE[_C10D.all_reduce_coalesced.default])
 _ADD: Any = torch.ops.aten.add.Tensor
 
 
@@ -98,9 +100,9 @@ def _operand(node: fx.Node) -> fx.Node | None:
     source = node.args[0]
     if not isinstance(source, fx.Node):
         return None
-    if node.target is _C10D.all_reduce.default:
+    if node.target in _ONE:
         return source if node.args[1] == "sum" else None
-    if node.target is operator.getitem and source.target is _C10D.all_reduce_coalesced.default:
+    if node.target is operator.getitem and source.target in _SEVERAL:
         operands, how = source.args[:2]
         return operands[node.args[1]] if how == "sum" else None  # type: ignore[index,return-value,call-overload]
     return source if node.target in (WAIT, torch.ops.aten.contiguous.default) else None
@@ -119,7 +121,7 @@ def _without(backward: fx.GraphModule, chains: dict[int, _Chain]) -> fx.GraphMod
         results[position] = copies[chain.start]
     graph.output(tuple(results))
     left = [copies[node] for chain in chains.values() for node in chain.nodes]
-    buckets = [copies[node] for node in backward.graph.nodes if node.target in COALESCED]
+    buckets = [copies[node] for node in backward.graph.nodes if node.target in _SEVERAL]
     while left:
         for node in [node for node in left if not node.users]:
             left.remove(node)
