@@ -69,6 +69,12 @@ def make_row(case: Case, ranks: int, profile: str, how: dict[str, Any], trace: P
     row |= {"python_s_of": found.python_s, "losses": found.losses, "rounds": found.rounds}
     row |= cpu_ratios(found, best)
     row["predicted_s"] = {title: made.step_seconds for title, made in plans.items() if made.step_seconds}
+    row["predicted_hidden_fraction_of"] = {
+        title: made.cost.hidden_seconds / made.cost.communication_seconds
+        for title, made in plans.items()
+        if made.cost.communication_seconds
+    }
+    row["predicted_hidden_fraction"] = row["predicted_hidden_fraction_of"].get(OWN)
     row["failed"] = {SAME + title: reason for title, reason in refused.items()} | found.failed
     return row
 
@@ -117,18 +123,19 @@ def _figures(values: list[float]) -> dict[str, float] | None:
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """Return the rows as text."""
     lines = [
-        f"{'model':13} own/best (of processor time)  quartiles   best peer    hidden  peak MB  same strategy over peer"
+        f"{'model':13} own/best (processor)  quartiles   best peer  hidden/predicted  peak MB  same strategy over peer"
     ]
     for row in rows:
         own = row["own_over_best"]
         first, third = row["spread"].get("own_over_best", (float("nan"),) * 2)
         cpu = row["cpu_same_over_peer"]
         same = ", ".join(f"{title} {value:.2f} ({cpu[title]:.2f})" for title, value in row["same_over_peer"].items())
-        hidden = "" if row["hidden_fraction"] is None else f"{row['hidden_fraction']:.0%}"
+        kinds = ("hidden_fraction", "predicted_hidden_fraction")
+        hidden = "/".join("-" if row[kind] is None else f"{row[kind]:.0%}" for kind in kinds)
         peak = f"{(row['peak_bytes'] or 0) / 1e6:.1f}"
         value = f"{own:8.2f} ({row['cpu_own_over_best']:.2f})" if own is not None else f"{'-':>8}"
         lines.append(
-            f"{row['model']:13} {value}  {first:.2f}-{third:.2f}   {row['best_peer'] or '-':12} {hidden:>6} {peak:>8}"
+            f"{row['model']:13} {value}  {first:.2f}-{third:.2f}   {row['best_peer'] or '-':12} {hidden:>13} {peak:>8}"
             f"  {same}"
         )
         lines += [f"    {title}: {reason.splitlines()[0][:150]}" for title, reason in row["failed"].items()]

@@ -88,12 +88,13 @@ def test_table_names_what_failed() -> None:
     """A peer that can't run is in the table with its error; the summary counts who is ahead."""
     row = {
         "model": "a", "own_over_best": 0.9, "best_peer": "DDP", "same_over_peer": {"DDP": 1.1}, "hidden_fraction": 0.5,
+        "predicted_hidden_fraction": None,
         "peak_bytes": 10**6, "cpu_own_over_best": 0.7,
         "cpu_same_over_peer": {"DDP": 0.8}, "spread": {"own_over_best": [0.8, 1.0]},
         "failed": {"TP": "RuntimeError: no kernel"},
     }  # fmt: skip
     text = table([row])
-    assert "TP: RuntimeError: no kernel" in text and "0.90" in text and "DDP 1.10 (0.80)" in text and "50%" in text
+    assert "TP: RuntimeError: no kernel" in text and "0.90" in text and "DDP 1.10 (0.80)" in text and "50%/-" in text
     found = summary([row, row | {"own_over_best": 1.2}])
     assert found["own_ahead"] == "1 of 2"
     assert found["own_over_best"] == {"median": pytest.approx(1.05), "worst": 1.2}
