@@ -20,9 +20,9 @@ from .hardware import Hardware
 from .price_regions import PricedRegion
 from .region_variants import Conditions, region_variants
 from .schedules import NAMES, SINGLE, make_schedule
-from .solve.path_bound import path_bound
+from .solve.branch_stages import branch_stages
 from .solve.stage_records import Region, Variant
-from .solve.stages import Placement, first_paths, place_stages, quick_stages
+from .solve.stages import Placement, place_stages, quick_stages
 
 Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
 """Prices the regions on the mesh inside a stage, for so many samples a micro-batch."""
@@ -32,6 +32,9 @@ CHUNKS = (2, 4, 8)
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch that are tried, besides the whole batch of a data rank."""
+
+MOST_PROGRAMS = 300
+"""Linear programs at most for the cuts of one candidate."""
 
 SPARE = 0.92
 """The part of a device's memory that a plan may fill when nothing else is asked: the rest is the runtime's own."""
@@ -94,6 +97,7 @@ class ClusterSearch:
         considered, pruned, solved: candidates: all, those left out by a bound, those placed.
         bound_s: no candidate is faster.
         ranked: the best of each shape, the fastest first.
+        slack: a difference below this part of a step was not looked for.
     """
 
     best: Found
@@ -102,6 +106,7 @@ class ClusterSearch:
     solved: int
     bound_s: float
     ranked: tuple[Found, ...] = ()
+    slack: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -110,8 +115,8 @@ class ClusterSearch:
 
     @property
     def status(self) -> str:
-        """``optimal`` when it is proved that no candidate is faster, else ``feasible``."""
-        return "optimal" if self.gap <= 1e-6 else "feasible"
+        """``optimal`` when it is proved that no candidate is faster by more than ``slack``, else ``feasible``."""
+        return "optimal" if self.gap <= self.slack + 1e-6 else "feasible"
 
 
 @dataclass(frozen=True)
@@ -263,14 +268,16 @@ class ClusterSearcher:
         placement = quick_stages(self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned)
         return Found(candidate, placement) if placement is not None else None
 
-    def search(self, *, slack: float | None = None, exact_regions: int = 12, most_relaxed: int = 400) -> ClusterSearch:
+    def search(
+        self, *, slack: float | None = None, exact_regions: int = 12, most_programs: int = 3000
+    ) -> ClusterSearch:
         """Return the fastest candidate.
 
         Args:
             slack: a candidate that can't be better by more than this part of the best is left out; by default 0
                 where placements are made exact, else 0.005.
             exact_regions: up to so many regions the best placements are made exact by the integer program.
-            most_relaxed: for deeper models, how many of the lowest bounds are raised by relaxed programs.
+            most_programs: for deeper models, how many linear programs may be solved to raise bounds.
 
         Raises:
             OptionError: there is no candidate: the batch, the stages or the limits do not divide.
@@ -300,10 +307,10 @@ class ClusterSearcher:
                 best = found
         if best is None:
             raise self._too_small(waiting)
-        best, bound_s = self._prove(best, solved, exact_regions, most_relaxed)
+        best, bound_s = self._prove(best, solved, exact_regions, slack, most_programs)
         bound_s = min(bound_s, floor_s)
         ranked = sorted((one for _, one in solved), key=lambda one: (one.step_s, one.candidate.sizes))
-        return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]))
+        return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]), slack)
 
     def _fits_once(self, candidate: Candidate) -> bool:
         """Tell whether the state fits, and each region's activations once: they grow with the batch; priced for one."""
@@ -329,12 +336,12 @@ class ClusterSearcher:
         return sorted(out, key=lambda row: (row[0], row[1], row[2].sizes, row[2].schedule, row[2].chunks))
 
     def _prove(
-        self, best: Found, solved: Sequence[tuple[float, Found]], exact_regions: int, most_relaxed: int
+        self, best: Found, solved: Sequence[tuple[float, Found]], exact_regions: int, slack: float, most_programs: int
     ) -> tuple[Found, float]:
         """Raise the bounds of the candidates that might still be faster, and take what turns out to be."""
         waiting = sorted((row for row in solved if row[0] < best.step_s), key=lambda row: row[0])
         if self.num_regions > exact_regions:
-            return best, self._raise_bounds(best, waiting, most_relaxed)
+            return self._branch(best, waiting, slack, most_programs)
         bound_s = best.step_s
         for low_s, found in waiting:
             if low_s >= best.step_s:
@@ -345,15 +352,28 @@ class ClusterSearcher:
             bound_s = min(bound_s, max(low_s, exact.placement.bound_s if exact is not None else best.step_s))
         return best, min(bound_s, best.step_s)
 
-    def _raise_bounds(self, best: Found, waiting: Sequence[tuple[float, Found]], most_relaxed: int) -> float:
-        """Return a bound for all that are waiting; none needs to be raised above that of the best itself."""
-        bound_s, left = best.step_s, most_relaxed
+    def _branch(
+        self, best: Found, waiting: Sequence[tuple[float, Found]], slack: float, left: int
+    ) -> tuple[Found, float]:
+        """Branch on the cuts of the best candidate, then of those whose bounds are lower than what that proves."""
+        leaves_s = math.inf
         for low_s, found in sorted(waiting, key=lambda row: (row[1].candidate != best.candidate, row[0])):
-            if low_s < bound_s and left:
-                left -= 1
-                low_s = max(low_s, self._relaxed(found, bound_s))
-            bound_s = min(bound_s, low_s)
-        return bound_s
+            if low_s < best.step_s * (1.0 - slack) and left > 0:
+                branched = branch_stages(
+                    self.regions(found.candidate),
+                    found.placement,
+                    self.budget,
+                    pinned=self.limits.pinned,
+                    enough_s=best.step_s * (1.0 - slack),
+                    slack=slack,
+                    max_programs=min(left, MOST_PROGRAMS),
+                )
+                left -= branched.programs
+                low_s = max(low_s, branched.bound_s)
+                if branched.placement.makespan_s < best.step_s:
+                    best = Found(found.candidate, branched.placement)
+            leaves_s = min(leaves_s, low_s)
+        return best, min(leaves_s, best.step_s)
 
     def _exact(self, found: Found, cutoff_s: float) -> Found | None:
         placement = place_stages(
@@ -364,17 +384,6 @@ class ClusterSearcher:
             cutoff_s=cutoff_s,
         )
         return None if placement is None else Found(found.candidate, placement)
-
-    def _relaxed(self, found: Found, enough_s: float) -> float:
-        at = found.placement
-        return path_bound(
-            self.regions(found.candidate),
-            at.schedule,
-            self.budget,
-            paths=[*first_paths(at.schedule), at.simulation.path],
-            near=at.costs,
-            enough_s=enough_s,
-        ).bound_s
 
     def _too_small(self, waiting: Sequence[tuple[float, float, Candidate]]) -> InfeasibleError:
         """Return the error that names the least memory, and the least number of devices that would do."""

@@ -144,9 +144,12 @@ needs (-1 for none), and the stage behind which that result travels (-1 when it 
 @lru_cache(maxsize=64)
 def _dependencies(schedule: Schedule) -> tuple[Step, ...]:
     """Return all actions in an order in which everything that an action waits for comes before it."""
-    known: dict[Action, int] = {}
+    known: dict[tuple[int, str, int], int] = {}
     order: list[Step] = []
     at = [0] * schedule.num_ranks
+    rank_of = [schedule.rank_of(stage) for stage in range(schedule.num_stages)]
+    handed = BACKWARD_INPUT if schedule.name in SPLITS_BACKWARD else BACKWARD
+    last = schedule.num_stages - 1
     waiting = list(range(schedule.num_ranks))
     while waiting:
         stuck = True
@@ -154,15 +157,20 @@ def _dependencies(schedule: Schedule) -> tuple[Step, ...]:
             row = schedule.actions[rank]
             while at[rank] < len(row):
                 action = row[at[rank]]
-                source = _source(schedule, action)
-                if source is not None and source not in known:
-                    break
-                before = known[row[at[rank] - 1]] if at[rank] else -1
-                away = source is not None and schedule.rank_of(source.stage) != rank
-                send = min(source.stage, action.stage) if source is not None and away else -1
-                known[action] = len(order)
-                needs = known[source] if source is not None else -1
-                order.append((action.stage, _KINDS.index(action.kind), before, needs, send))
+                stage, kind, number = action.stage, action.kind, action.micro_batch
+                other, needs, send = -1, -1, -1
+                if kind == FORWARD:
+                    other = stage - 1
+                elif kind != BACKWARD_WEIGHT and stage < last:
+                    other = stage + 1
+                if other >= 0:
+                    needs = known.get((other, FORWARD if kind == FORWARD else handed, number), -1)
+                    if needs < 0:
+                        break
+                    send = min(other, stage) if rank_of[other] != rank else -1
+                before = known[_key(row[at[rank] - 1])] if at[rank] else -1
+                known[stage, kind, number] = len(order)
+                order.append((stage, _KINDS.index(kind), before, needs, send))
                 at[rank] += 1
                 stuck = False
         waiting = [rank for rank in waiting if at[rank] < len(schedule.actions[rank])]
@@ -182,14 +190,8 @@ def _lasts(schedule: Schedule) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _source(schedule: Schedule, action: Action) -> Action | None:
-    """Return the action of another stage that one needs."""
-    stage, micro_batch = action.stage, action.micro_batch
-    if action.kind == FORWARD:
-        return Action(stage - 1, FORWARD, micro_batch) if stage else None
-    if action.kind == BACKWARD_WEIGHT or stage == schedule.num_stages - 1:
-        return None
-    return Action(stage + 1, BACKWARD_INPUT if schedule.name in SPLITS_BACKWARD else BACKWARD, micro_batch)
+def _key(action: Action) -> tuple[int, str, int]:
+    return action.stage, action.kind, action.micro_batch
 
 
 def _trace(schedule: Schedule, costs: Sequence[StageCost], ends: Sequence[float], rank: int) -> dict[Term, int]:

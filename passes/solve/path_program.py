@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,9 @@ from ..simulate_schedule import StageCost, Term, fullest_moments
 from .layout_graph import Floats, Ints
 from .stage_model import Run, unit_bytes, unit_seconds
 
+Limits = tuple[float, float]
+"""Least and most regions of a group."""
+
 _FIELDS = ("forward_s", "input_s", "weight_s", "step_s")
 _TERMS = ("forward", "input", "weight", "step")
 
@@ -23,15 +27,25 @@ class Row(Protocol):
     """A row of the solver."""
 
     def dual_value(self) -> float: ...
+    def SetBounds(self, low: float, high: float) -> None: ...
     def SetCoefficient(self, variable: Any, value: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """An answer: no placement has a smaller makespan than ``bound_s``; what the stages of the fractions cost."""
+    """An answer.
+
+    Attributes:
+        bound_s: no placement has a smaller makespan.
+        costs: of the stages of the fractions.
+        counts: how many regions every group has.
+        taken: how many regions every column has.
+    """
 
     bound_s: float
     costs: tuple[StageCost, ...]
+    counts: Floats
+    taken: Floats
 
 
 class PathProgram:
@@ -56,15 +70,19 @@ class PathProgram:
         self.known: set[tuple[tuple[Term, int], ...]] = set()
         self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self.status = pywraplp.Solver.NOT_SOLVED
+        self.afresh = pywraplp.MPSolverParameters()
+        self.afresh.SetIntegerParam(self.afresh.INCREMENTALITY, self.afresh.INCREMENTALITY_OFF)
         self.makespan = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.solver.Minimize(self.makespan)
         self._make_columns()
-        self.send_s = min((cost for run in runs for cost in run.sends), default=0.0) / self.unit_s
+        self.num_rank_groups = 0
+        self.send_s = min(_cuts(runs), default=0.0) / self.unit_s
         self.fixed: list[tuple[Row, Floats, float, float]] = []
         self.paths: list[tuple[Row, Floats, float]] = []
         self._add_fixed()
         if budget is not None:
             self._bound_bytes(budget)
+        self._list_groups()
 
     def _make_columns(self) -> None:
         """Make a variable for every stage, run and variant that can meet: so many regions."""
@@ -95,6 +113,43 @@ class PathProgram:
         most = sum(run.count for run in self.runs) - self.schedule.num_stages + 1
         for stage in range(self.schedule.num_stages):
             self._add((self.stage_of == stage).astype(np.float64), 1, most)
+
+    def _list_groups(self) -> None:
+        """List the regions of every run on every rank, then on every stage: whole numbers in a placement."""
+        ranks = np.array([self.schedule.rank_of(stage) for stage in range(self.schedule.num_stages)])
+        self.groups: list[Floats] = []
+        for place in (ranks[self.stage_of], self.stage_of):
+            for run, at in product(range(len(self.runs)), range(self.schedule.num_stages)):
+                here = (self.run_of == run) & (place == at)
+                if here.any() and self.runs[run].count > 1:
+                    self.groups.append(here.astype(np.float64))
+            self.num_rank_groups = self.num_rank_groups or len(self.groups)
+        self.rows: dict[int, int] = {}
+
+    def nearest_variants(self, taken: Floats, firsts: Sequence[int]) -> tuple[int, ...]:
+        """Return for every region the variant of which its stage has most left in an answer, region by region."""
+        run_of = [number for number, run in enumerate(self.runs) for _ in range(run.count)]
+        left: dict[tuple[int, int], Floats] = {}
+        for stage, run in set(zip(self.stage_of.tolist(), self.run_of.tolist(), strict=True)):
+            left[stage, run] = taken[(self.stage_of == stage) & (self.run_of == run)].copy()
+        out = []
+        for stage, (first, end) in enumerate(zip(firsts, [*firsts[1:], len(run_of)], strict=True)):
+            for run in run_of[first:end]:
+                most = int(np.argmax(left[stage, run]))
+                left[stage, run][most] -= 1.0
+                out.append(most)
+        return tuple(out)
+
+    def restrict(self, limits: Mapping[int, Limits]) -> None:
+        """Keep the counts of groups within limits; those of other groups are free again."""
+        for group in sorted({*self.rows, *limits}):
+            low, high = limits.get(group, (0.0, float(len(self.columns))))
+            if group not in self.rows:
+                self.rows[group] = len(self.fixed)
+                self._add(self.groups[group], low, high)
+            row, weights, _, _ = self.fixed[self.rows[group]]
+            row.SetBounds(low, high)
+            self.fixed[self.rows[group]] = (row, weights, low, high)
 
     def _bound_bytes(self, budget: int) -> None:
         unit = unit_bytes(self.runs, self.schedule)
@@ -139,6 +194,8 @@ class PathProgram:
     def solve(self) -> Relaxed | None:
         """Return the answer by the rows so far; None when nothing fits the budget, or the solver gave up."""
         self.status = self.solver.Solve()
+        if self.status != pywraplp.Solver.OPTIMAL:  # its last answer may have led it astray
+            self.status = self.solver.Solve(self.afresh)
         if self.status != pywraplp.Solver.OPTIMAL:
             return None
         taken = np.array([column.solution_value() for column in self.columns]).clip(0.0)
@@ -149,7 +206,8 @@ class PathProgram:
             StageCost(forward, inputs, weight, send_s, step_s=step)
             for (forward, inputs, weight, step), send_s in zip(sums.tolist(), sends, strict=True)
         )
-        return Relaxed(self._bound() * self.unit_s, costs)
+        counts = np.array([float(here @ taken) for here in self.groups])
+        return Relaxed(self._bound() * self.unit_s, costs, counts, taken)
 
     def is_empty(self) -> bool:
         """Tell whether nothing fits the budget."""
@@ -171,3 +229,9 @@ class PathProgram:
             reduced -= price * weights
             bound += price * (low if price > 0.0 else high)
         return bound + float(np.minimum(reduced, 0.0) @ self.most)
+
+
+def _cuts(runs: Sequence[Run]) -> list[float]:
+    """Return the seconds of sending what crosses each kind of cut; behind the last region is none."""
+    inner = [run.inner_s for run in runs if run.count > 1]
+    return inner + [run.outer_s for run in runs[:-1]]

@@ -53,11 +53,6 @@ class Run:
     inner_s: float
     outer_s: float
 
-    @property
-    def sends(self) -> tuple[float, ...]:
-        """The seconds of every kind of cut there is."""
-        return (self.inner_s, self.outer_s) if self.count > 1 else (self.outer_s,)
-
 
 @dataclass(frozen=True)
 class StageAnswer:

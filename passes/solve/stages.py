@@ -17,6 +17,7 @@ from autopar.report.text import exact_bytes
 
 from ..schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule
 from ..simulate_schedule import Simulation, StageCost, Term, peak_bytes, simulate_schedule
+from .fill_memory import fill_memory
 from .stage_bounds import Bounds
 from .stage_model import StageModel, group_runs
 from .stage_records import Region, stage_costs
@@ -69,7 +70,10 @@ def quick_stages(
     bounds = Bounds(regions, schedule, budget, pinned)
     bound_s = bounds.bound_s()
     best: Placement | None = None
-    for found in bounds.placements():
+    for firsts, variants in bounds.placements():
+        if budget is not None:
+            variants = fill_memory(regions, schedule, budget, firsts, variants) or variants
+        found = (firsts, variants)
         costs = stage_costs(regions, *found)
         simulation = simulate_schedule(schedule, costs)
         if best is None or simulation.makespan_s < best.makespan_s:

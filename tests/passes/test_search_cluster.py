@@ -103,7 +103,7 @@ def test_fits_one_node_is_data_parallel() -> None:
     """A model that fits every device of one fast node is not cut: data parallel or ZeRO-1/2, no tensor split."""
     found = (
         searcher(Hardware(1, 8, "h100", "nvlink4", "infiniband_400"), 64, 8, hidden=2048)
-        .search(most_relaxed=0)
+        .search(most_programs=0)
         .best.candidate
     )
     assert (found.stages, found.data, found.inner) == (1, 8, ())
@@ -112,7 +112,7 @@ def test_fits_one_node_is_data_parallel() -> None:
 def test_slow_network_keeps_tensor_splits_inside() -> None:
     """Over 10 Gb between nodes a large model gets stages across nodes, and no tensor split leaves a node."""
     limits = {"micro_batch": (1, 2), "schedules": ("1f1b", "interleaved_1f1b")}
-    found = searcher(SLOW, 64, 30, hidden=8192, **limits).search(most_relaxed=0).best.candidate
+    found = searcher(SLOW, 64, 30, hidden=8192, **limits).search(most_programs=0).best.candidate
     assert found.stages > 1
     assert found.stages * found.data * max(1, *found.inner, 1) == 32
     assert all(size <= 8 for size in found.inner)
@@ -122,7 +122,7 @@ def test_many_devices_are_three_dimensional() -> None:
     """On thousands of devices stages, data and tensor splits together beat ZeRO-3 alone."""
     hardware = Hardware(256, 8, "h100", "nvlink4", "infiniband_400")
     search = searcher(hardware, 2048, 62, hidden=12288, micro_batch=(1,), schedules=("interleaved_1f1b",))
-    found = search.search(most_relaxed=0)
+    found = search.search(most_programs=0)
     alone = search.place(Candidate(1, 2048, (), 1, 1))
     assert found.best.candidate.stages * max(1, *found.best.candidate.inner, 1) > 1
     assert alone is None or found.best.step_s < alone.step_s
@@ -139,7 +139,7 @@ def test_time_does_not_depend_on_the_number_of_devices() -> None:
             micro_batch=(1,),
             schedules=("1f1b",),
         )
-        search.search(most_relaxed=0)
+        search.search(most_programs=0)
         counts.append(len(search.priced))
     assert counts[0] == counts[1]
 
@@ -174,7 +174,7 @@ def test_bounds_hold() -> None:
 def test_what_does_not_fit_one_device_is_split() -> None:
     """On one node a model that does not fit a device gets a tensor split, stages or ZeRO-3, and fits."""
     search = searcher(Hardware(1, 8, "h100", "nvlink4", "infiniband_400"), 64, 14, hidden=8192, budget=int(40e9))
-    best = search.search(most_relaxed=0).best
+    best = search.search(most_programs=0).best
     regions = search.regions(best.candidate)
     names = {region.variants[v].name for region, v in zip(regions, best.placement.variants)}
     assert best.candidate.inner or best.candidate.stages > 1 or any("zero3" in name for name in names)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from autopar.errors import InfeasibleError, OptionError
 from autopar.passes.schedules import SCHEDULES, Schedule, make_schedule
 from autopar.passes.simulate_schedule import peak_bytes, simulate_schedule
-from autopar.passes.solve.path_bound import path_bound
+from autopar.passes.solve.branch_stages import branch_stages
 from autopar.passes.solve.stage_records import Region, Variant, crossing_bytes, stage_costs
-from autopar.passes.solve.stages import Placement, first_paths, place_stages, quick_stages
+from autopar.passes.solve.stages import Placement, place_stages, quick_stages
 
 
 @st.composite
@@ -72,10 +72,11 @@ def test_equal_to_brute_force(problem: tuple[list[Region], Schedule, int | None,
     assert found.makespan_s == pytest.approx(best, rel=1e-7, abs=1e-7)
     assert found.gap < 1e-6
     assert budget is None or max(found.simulation.peak_bytes) <= budget
-    assert path_bound(regions, schedule, budget, paths=first_paths(schedule)).bound_s <= best * (1 + 1e-9) + 1e-9
     quick = quick_stages(regions, schedule, budget, pinned=pinned)
     if quick is not None:
         assert quick.bound_s <= best + 1e-9 <= quick.makespan_s + 2e-9
+        branched = branch_stages(regions, quick, budget, pinned=pinned, max_programs=30)
+        assert branched.bound_s <= best + 1e-9 <= branched.placement.makespan_s + 2e-9
         assert budget is None or max(quick.simulation.peak_bytes) <= budget
 
 
@@ -114,8 +115,9 @@ def test_deep_models_take_no_longer_rounds() -> None:
     schedule = make_schedule("1f1b", 16, 64)
     found = quick_stages(regions, schedule)
     assert found is not None
-    bound = max(found.bound_s, path_bound(regions, schedule, paths=first_paths(schedule), near=found.costs).bound_s)
-    assert found.makespan_s < 1.03 * bound
+    branched = branch_stages(regions, found, slack=0.005, max_programs=100)
+    assert branched.placement.makespan_s <= found.makespan_s
+    assert branched.placement.gap <= 0.005
 
 
 def test_cutoff() -> None:

@@ -1,0 +1,204 @@
+"""Branch and bound over stage cuts: relaxed programs with rows of paths, branched by how many regions lie where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..simulate_schedule import StageCost, longest_paths, simulate_schedule
+from .fill_memory import fill_memory
+from .layout_graph import Floats, Ints
+from .path_program import Limits, PathProgram, Relaxed
+from .stage_model import group_runs
+from .stage_records import Region, stage_costs
+from .stages import Placement, first_paths
+
+CLOSE = 1e-4
+"""Relative distance from the makespan of its own answer at which a relaxed program has nothing more to learn."""
+
+PATHS = 2
+"""Paths of each simulation that become rows: to the ranks that end last."""
+
+PATIENCE, SLOW = 6, 0.1
+"""So many answers that close less than this part of the gap are enough: branching does more."""
+
+WHOLE = 1e-5
+"""A count so near a whole number is one."""
+
+
+@dataclass(frozen=True)
+class Branched:
+    """What was found.
+
+    Attributes:
+        placement: the best.
+        bound_s: no placement has a smaller makespan; infinite when nothing fits.
+        programs: linear programs solved.
+    """
+
+    placement: Placement
+    bound_s: float
+    programs: int
+
+
+def branch_stages(
+    regions: Sequence[Region],
+    start: Placement,
+    budget: int | None = None,
+    *,
+    pinned: Sequence[int] = (),
+    enough_s: float = math.inf,
+    slack: float = 0.0,
+    max_programs: int = 400,
+) -> Branched:
+    """Return a placement as good as ``start`` or better, and a bound for all of them.
+
+    Every answer of the relaxed program is simulated, and so is a point between it and the last such point, which begins
+    at ``start``: paths of points inside cut deeper than those of corners (Ben-Ameur and Neto 2007). When paths add
+    nothing more, the counts of regions on a rank, then on a stage, that are no whole numbers are branched on. Answers
+    are rounded to placements on the way.
+
+    Args:
+        regions, budget, pinned: as ``place_stages``.
+        start: a placement.
+        enough_s: a bound no less than this needs not be raised.
+        slack: the relative gap at which a part of the tree is left.
+        max_programs: linear programs at most; then the bound is that of what is left.
+    """
+    search = _Branching(regions, start, budget, pinned, enough_s, slack, max_programs)
+    bound_s = search.run()
+    best = search.best
+    bound_s = max(bound_s, best.bound_s)
+    return Branched(replace(best, bound_s=min(bound_s, best.makespan_s)), bound_s, search.programs)
+
+
+@dataclass(eq=False)
+class _Branching:
+    regions: Sequence[Region]
+    best: Placement
+    budget: int | None
+    pinned: Sequence[int]
+    enough_s: float
+    slack: float
+    max_programs: int
+    programs: int = 0
+    inside: tuple[StageCost, ...] = ()
+    tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.schedule = self.best.schedule
+        self.program = PathProgram(group_runs(self.regions), self.schedule, self.budget)
+        for path in (*first_paths(self.schedule), self.best.simulation.path):
+            self.program.add_path(path)
+        self.inside = self.best.costs
+
+    @property
+    def wanted_s(self) -> float:
+        """The bound at which nothing more is to be done."""
+        return min(self.enough_s, self.best.makespan_s * (1.0 - self.slack))
+
+    def run(self) -> float:
+        """Return the bound."""
+        leaves_s = math.inf
+        waiting: list[tuple[float, Mapping[int, Limits]]] = [(0.0, {})]
+        while waiting:
+            low_s, limits = waiting.pop()
+            if self.programs >= self.max_programs or low_s >= self.wanted_s:
+                leaves_s = min(leaves_s, low_s)
+                continue
+            self.program.restrict(limits)
+            bound_s, answer = self._converge(low_s, PATIENCE)
+            parts: list[Mapping[int, Limits]] = []
+            if answer is not None and bound_s < self.wanted_s:
+                self._round(answer)
+                parts = self._parts(answer.counts, limits)
+            if answer is not None and not parts and bound_s < self.wanted_s:
+                bound_s, answer = self._converge(bound_s, self.max_programs)
+                if answer is not None:
+                    self._round(answer)
+                    parts = self._parts(answer.counts, limits)
+            if not parts:
+                leaves_s = min(leaves_s, bound_s)
+            waiting += [(bound_s, part) for part in parts]
+        return leaves_s
+
+    def _converge(self, low_s: float, patience: int) -> tuple[float, Relaxed | None]:
+        """Add rows of paths until they add nothing; return the bound, and the last answer unless there is none."""
+        answer: Relaxed | None = None
+        reached: list[float] = []
+        while self.programs < self.max_programs:
+            self.programs += 1
+            found = self.program.solve()
+            if found is None:
+                return (math.inf if self.program.is_empty() else low_s), None
+            low_s, answer = max(low_s, found.bound_s), found
+            corner = longest_paths(self.schedule, found.costs)[:PATHS]
+            reached.append(low_s)
+            slow = len(reached) > patience and low_s - reached[-patience - 1] < SLOW * (self.wanted_s - low_s)
+            if slow or low_s >= self.wanted_s or corner[0][0] <= low_s * (1.0 + CLOSE):
+                break
+            self.inside = _between(found.costs, self.inside)
+            new = [
+                self.program.add_path(path) for _, path in (*corner, *longest_paths(self.schedule, self.inside)[:PATHS])
+            ]
+            if not any(new):
+                break
+        return low_s, answer
+
+    def _parts(self, counts: Floats, limits: Mapping[int, Limits]) -> list[Mapping[int, Limits]]:
+        """Return both halves of the count that is farthest from whole, the nearer one last; none if all are whole."""
+        off = np.abs(counts - np.round(counts))
+        for here in (slice(0, self.program.num_rank_groups), slice(self.program.num_rank_groups, None)):
+            if off[here].max(initial=0.0) > WHOLE:
+                group = int(np.argmax(off[here])) + (here.start or 0)
+                low, high = limits.get(group, (0.0, float(len(self.regions))))
+                below, above = math.floor(counts[group]), math.ceil(counts[group])
+                halves = [{**limits, group: (low, float(below))}, {**limits, group: (float(above), high)}]
+                return halves if counts[group] - below > 0.5 else halves[::-1]
+        return []
+
+    def _round(self, answer: Relaxed) -> None:
+        """Try the placement nearest to an answer."""
+        firsts = self._firsts(answer.taken)
+        if not set(self.pinned) <= set(firsts):
+            return
+        variants: tuple[int, ...] | None = self.program.nearest_variants(answer.taken, firsts)
+        if variants is not None and self.budget is not None:
+            variants = fill_memory(self.regions, self.schedule, self.budget, firsts, variants)
+        if variants is None or (firsts, variants) in self.tried:
+            return
+        self.tried.add((firsts, variants))
+        costs = stage_costs(self.regions, firsts, variants)
+        simulation = simulate_schedule(self.schedule, costs)
+        self.program.add_path(simulation.path)
+        if simulation.makespan_s < self.best.makespan_s:
+            self.best = replace(
+                self.best, firsts=firsts, variants=variants, costs=costs, simulation=simulation, rounds=self.programs
+            )
+
+    def _firsts(self, taken: Floats) -> tuple[int, ...]:
+        """Return the first regions of stages whose sizes are nearest to an answer's."""
+        num_stages, size = self.schedule.num_stages, len(self.regions)
+        sizes = np.bincount(self.program.stage_of, weights=taken, minlength=num_stages)
+        ends: Ints = np.round(np.cumsum(sizes)).astype(np.int64)
+        firsts = [0]
+        for stage in range(1, num_stages):
+            firsts.append(min(max(int(ends[stage - 1]), firsts[-1] + 1), size - num_stages + stage))
+        return tuple(firsts)
+
+
+def _between(one: Sequence[StageCost], other: Sequence[StageCost]) -> tuple[StageCost, ...]:
+    """Return the point half way between two: only seconds matter."""
+    return tuple(
+        StageCost(
+            (a.forward_s + b.forward_s) / 2,
+            (a.input_s + b.input_s) / 2,
+            (a.weight_s + b.weight_s) / 2,
+            (a.send_s + b.send_s) / 2,
+            step_s=(a.step_s + b.step_s) / 2,
+        )
+        for a, b in zip(one, other, strict=True)
+    )
