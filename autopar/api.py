@@ -86,8 +86,9 @@ def plan(
     Raises:
         MeshError, OptionError, CaptureError, ConstraintError, InfeasibleError: each says what to do.
     """
-    from autopar.passes.pipeline_plan import plan_program, stage_mesh
+    from autopar.passes.pipeline_plan import stage_mesh
     from autopar.passes.plan_cluster import plan_cluster
+    from autopar.runtime.fit_staged_memory import fit_staged_memory
     from autopar.runtime.pipeline_memory import predict_staged_memory
     from autopar.runtime.shadow import Source
     from autopar.runtime.signature import take_apart
@@ -113,7 +114,7 @@ def plan(
     program = source.capture(take_apart(model, args, named, device=None), stage_mesh(grid), inputs, outputs)
     if isinstance(cluster, Cluster):
         return predict_staged_memory(program, plan_cluster(program, cluster.hardware, options, grid))
-    return predict_staged_memory(program, plan_program(program, grid, options))
+    return fit_staged_memory(program, grid, options)
 
 
 _search = plan  # the parameter of parallelize hides the function

@@ -12,7 +12,6 @@ from autopar.errors import PlanError
 from autopar.passes.pipeline_plan import (
     cut_program,
     pipeline_axis,
-    plan_program,
     stage_mesh,
     stage_pieces,
 )
@@ -20,8 +19,8 @@ from autopar.passes.program import Program
 from autopar.plans import Options, Plan
 from autopar.runtime.agree import share_bytes
 from autopar.runtime.execute import Executable
+from autopar.runtime.fit_staged_memory import fit_staged_memory
 from autopar.runtime.groups import MeshGroups
-from autopar.runtime.pipeline_memory import predict_staged_memory
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call
 from autopar.runtime.stage_groups import StageGroups
@@ -65,7 +64,7 @@ class Compiler:
         made: bytes | None = None
         with groups.together("planning"):
             if plan is None and groups.rank == 0:
-                made = predict_staged_memory(program, plan_program(program, groups.mesh, options)).to_bytes()
+                made = fit_staged_memory(program, groups.mesh, options).to_bytes()
         if plan is None:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
         if plan.options.disable != options.disable:

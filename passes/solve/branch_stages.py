@@ -22,8 +22,8 @@ CLOSE = 1e-4
 PATHS = 2
 """Paths of each simulation that become rows: to the ranks that end last."""
 
-PATIENCE, SLOW = 6, 0.1
-"""So many answers that close less than this part of the gap are enough: branching does more."""
+PATIENCE, ROOT_PATIENCE, SLOW = 6, 20, 0.1
+"""So many answers that close less than this part of the gap are enough, at the root more: its rows serve everywhere."""
 
 WHOLE = 1e-5
 """A count so near a whole number is one."""
@@ -110,7 +110,7 @@ class _Branching:
                 leaves_s = min(leaves_s, low_s)
                 continue
             self.program.restrict(limits)
-            bound_s, answer = self._converge(low_s, PATIENCE)
+            bound_s, answer = self._converge(low_s, PATIENCE if limits else ROOT_PATIENCE)
             parts: list[Mapping[int, Limits]] = []
             if answer is not None and bound_s < self.wanted_s:
                 self._round(answer)
@@ -156,7 +156,10 @@ class _Branching:
                 group = int(np.argmax(off[here])) + (here.start or 0)
                 low, high = limits.get(group, (0.0, float(len(self.regions))))
                 below, above = math.floor(counts[group]), math.ceil(counts[group])
-                halves = [{**limits, group: (low, float(below))}, {**limits, group: (float(above), high)}]
+                halves: list[Mapping[int, Limits]] = [
+                    {**limits, group: (low, float(below))},
+                    {**limits, group: (float(above), high)},
+                ]
                 return halves if counts[group] - below > 0.5 else halves[::-1]
         return []
 

@@ -14,6 +14,7 @@ from autopar.passes.schedules import make_schedule
 from autopar.passes.search_cluster import (
     Candidate,
     ClusterSearcher,
+    Found,
     Limits,
     candidates,
     hardware_conditions,
@@ -72,6 +73,12 @@ def searcher(
     )
 
 
+def names(search: ClusterSearcher, found: Found) -> set[str]:
+    """Return the names of the variants that a configuration uses."""
+    regions = search.regions(found.candidate)
+    return {region.variants[v].name for region, v in zip(regions, found.placement.variants, strict=True)}
+
+
 FAST = Hardware(2, 2, "h100", "nvlink4", "infiniband_400")
 SLOW = Hardware(4, 8, "h100", "nvlink4", "ethernet_10")
 
@@ -109,13 +116,46 @@ def test_fits_one_node_is_data_parallel() -> None:
     assert (found.stages, found.data, found.inner) == (1, 8, ())
 
 
+def test_one_device_splits_nothing() -> None:
+    """On one device there are no stages and no axes."""
+    search = searcher(Hardware(1, 1, "h100", "nvlink4", "infiniband_400"), 8, 4, hidden=2048)
+    found = search.search(most_programs=0).best
+    assert (found.candidate.stages, found.candidate.data, found.candidate.inner) == (1, 1, ())
+    assert names(search, found) <= {"kept", "light again", "full again"}
+
+
+def test_fast_network_is_zero3_or_three_dimensional() -> None:
+    """On a fast network a model that fits no device gets ZeRO-3, or stages, tensor and data splits together."""
+    hardware = Hardware(8, 8, "h100", "nvlink4", "infiniband_400")
+    search = searcher(hardware, 256, 62, hidden=8192, micro_batch=(1, 2), schedules=("1f1b", "interleaved_1f1b"))
+    best = search.search(most_programs=0).best
+    split = (best.candidate.stages > 1, best.candidate.data > 1, best.candidate.inner != ())
+    assert any("zero3" in name for name in names(search, best)) or sum(split) >= 2
+
+
+def test_micro_batches_make_the_bubble_small() -> None:
+    """With one stage a rank there are four micro-batches a stage or more; interleaved stages may do with fewer."""
+    hardware = Hardware(4, 8, "h100", "nvlink4", "ethernet_10")
+    limits = {"micro_batch": (1, 2, 4), "stages": (4,), "inner": ((8,),)}
+    found = searcher(hardware, 64, 30, hidden=8192, schedules=("1f1b",), **limits).search(most_programs=0).best
+    assert found.candidate.micro_batches >= 4 * found.candidate.stages
+    assert found.placement.simulation.bubble_share < 0.2
+    either = searcher(hardware, 64, 30, hidden=8192, schedules=("1f1b", "interleaved_1f1b"), **limits)
+    better = either.search(most_programs=0).best
+    assert better.step_s <= found.step_s
+    assert better.candidate.chunks > 1 or better.candidate.micro_batches >= 4 * better.candidate.stages
+
+
 def test_slow_network_keeps_tensor_splits_inside() -> None:
     """Over 10 Gb between nodes a large model gets stages across nodes, and no tensor split leaves a node."""
     limits = {"micro_batch": (1, 2), "schedules": ("1f1b", "interleaved_1f1b")}
-    found = searcher(SLOW, 64, 30, hidden=8192, **limits).search(most_programs=0).best.candidate
+    search = searcher(SLOW, 64, 30, hidden=8192, **limits)
+    best = search.search(most_programs=0).best
+    found = best.candidate
     assert found.stages > 1
     assert found.stages * found.data * max(1, *found.inner, 1) == 32
     assert all(size <= 8 for size in found.inner)
+    assert not any("zero3" in name for name in names(search, best))
 
 
 def test_many_devices_are_three_dimensional() -> None:
@@ -175,9 +215,8 @@ def test_what_does_not_fit_one_device_is_split() -> None:
     """On one node a model that does not fit a device gets a tensor split, stages or ZeRO-3, and fits."""
     search = searcher(Hardware(1, 8, "h100", "nvlink4", "infiniband_400"), 64, 14, hidden=8192, budget=int(40e9))
     best = search.search(most_programs=0).best
-    regions = search.regions(best.candidate)
-    names = {region.variants[v].name for region, v in zip(regions, best.placement.variants)}
-    assert best.candidate.inner or best.candidate.stages > 1 or any("zero3" in name for name in names)
+    split = best.candidate.inner or best.candidate.stages > 1
+    assert split or any("zero3" in name for name in names(search, best))
     assert max(best.placement.simulation.peak_bytes) <= 40e9
 
 
