@@ -135,7 +135,7 @@ def test_fast_network_is_zero3_or_three_dimensional() -> None:
 
 def test_micro_batches_make_the_bubble_small() -> None:
     """With one stage a rank there are four micro-batches a stage or more; interleaved stages may do with fewer."""
-    hardware = Hardware(4, 8, "h100", "nvlink4", "ethernet_10")
+    hardware = Hardware(4, 8, "h100", "nvlink4", "infiniband_400")
     limits = {"micro_batch": (1, 2, 4), "stages": (4,), "inner": ((8,),)}
     found = searcher(hardware, 64, 30, hidden=8192, schedules=("1f1b",), **limits).search(most_programs=0).best
     assert found.candidate.micro_batches >= 4 * found.candidate.stages
