@@ -142,8 +142,9 @@ def _tangent(name: str, like: Tensor) -> Tensor:
 
 
 def _written_message(kind: str, name: str) -> str:
-    what = {"input": "its input", "parameter": "its parameter"}[kind]
-    return (
-        f"the model writes into {what} {name} while it runs; a parallel program can't do that. "
-        "Write into a copy (x = x.clone()), or make it a buffer."
-    )
+    advice = {
+        "input": "Write into a copy (x = x.clone()), or make it a buffer.",
+        "parameter": "Change parameters after the optimizer's step, outside of forward (an Embedding with max_norm "
+        "writes in every forward: make it without, and renormalize its weight there), or make it a buffer.",
+    }
+    return f"the model writes into its {kind} {name} while it runs; a parallel program can't do that. {advice[kind]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import json
 import os
 import random
 import time
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import CaptureError, LoweringError, MismatchError
-from benchmarks.zoo import Prepared, judge, page, plan_best, plan_random, run_case
+from benchmarks.zoo import ROOT, Prepared, judge, page, plan_best, plan_random, run_case
 from benchmarks.zoo_models import load
 from benchmarks.zoo_models.case import Built, Case
 
@@ -106,6 +107,12 @@ def test_page() -> None:
     text = page(rows)
     assert "| k | a | p | training | match, 3 whole, 2.5x |  | refused | match |" in text
     assert "By autopar's plan: 2 runs: 1 match, 1 refused." in text and "- **a**: CaptureError: line 7" in text
+
+
+def test_the_page_is_that_of_the_rows() -> None:
+    """What docs/zoo.md claims are the rows that are kept."""
+    rows = json.loads((ROOT / "benchmarks" / "data" / "zoo_rows.json").read_text())["rows"]
+    assert (ROOT / "docs" / "zoo.md").read_text() == page(rows) + "\n"
 
 
 def test_there_are_at_least_sixty_of_many_kinds() -> None:

@@ -313,3 +313,11 @@ def test_attributes_with_a_history() -> None:
     """The gradient through such an attribute would be lost without a word."""
     with pytest.raises(CaptureError, match="reads its attribute doubled, which was computed from parameters before"):
         capture(Stale(), (torch.randn(3, 4),))
+
+
+def test_embeddings_that_renormalize_themselves() -> None:
+    """A parameter that the forward writes into is told apart from an input: a copy would not help."""
+    with pytest.raises(
+        CaptureError, match=r"writes into its parameter weight while it runs.*an Embedding with max_norm"
+    ):
+        capture(nn.Embedding(5, 4, max_norm=1.0), (torch.tensor([0, 3]),))
