@@ -18,6 +18,7 @@ from autopar.passes.annotate import annotate
 from autopar.passes.improve.improve import improve
 from autopar.passes.improve.setting import Setting
 from autopar.passes.insert_collectives import insert_arc
+from autopar.passes.is_uneven import is_uneven
 from autopar.passes.local_ops import local_op
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.order_again import order_again
@@ -92,11 +93,10 @@ def lower_ranks(
     joints = [rank.joint() for rank in ranks]
     if improved:
         first = (0,) * plan.mesh.num_axes
-        leads = [joint for rank, joint in zip(ranks, joints) if rank.coordinate == first or not rank.is_uneven()]
-        lead = leads[0] if leads else _Lowering(program, plan, first, device).joint()
-        improve(
-            [lead, *(joint for joint in joints if joint is not lead)], _setting(program, plan), plan.options.disable
-        )
+        alike = [r.coordinate == first or not is_uneven(j, program, plan.mesh) for r, j in zip(ranks, joints)]
+        lead = joints[alike.index(True)] if any(alike) else _Lowering(program, plan, first, device).joint()
+        others = [joint for joint in joints if joint is not lead]
+        improve([lead, *others], _setting(program, plan), plan.options.disable)
     return [rank.local_program(joint, run) for rank, joint in zip(ranks, joints)]
 
 
@@ -205,16 +205,6 @@ class _Lowering:
             self.lower_outputs(phase)
         self.graph.output(tuple(self.ends))
         return GraphOnly(self.program.graph_module, self.graph)
-
-    def is_uneven(self) -> bool:
-        """Tell whether pieces of some tensor differ between ranks; the answer is the same on each."""
-        last = tuple(size - 1 for size in self.mesh.sizes)
-        return any(
-            local_shape(self.globals[name].meta["val"].shape, layout, self.mesh.sizes, last)
-            != local_shape(self.globals[name].meta["val"].shape, layout, self.mesh.sizes, (0,) * len(last))
-            for (name, _), layouts in self.there.items()
-            for layout in layouts
-        )
 
     def local_program(self, joint: fx.GraphModule, callable_halves: bool) -> LocalProgram:
         """Cut the joint graph into its halves."""

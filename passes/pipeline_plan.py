@@ -12,6 +12,8 @@ from autopar.plans import Options, PipelineRecord, Plan
 
 from .assign_stages import assign_stages
 from .cut_stages import cut_stages
+from .improve.improve_stages import improve_stages
+from .is_uneven import is_uneven
 from .local_program import LocalProgram
 from .lower import lower
 from .micro_batch_choices import batch_size
@@ -203,17 +205,25 @@ def stage_pieces(
         raise PlanError("the plan has neither micro-batches nor stages")
     stages = assign_stages(program, record.cuts)
     plan = save_at_cuts(program, plan, stages)
+
+    def cut(local: LocalProgram) -> StagedProgram:
+        return cut_stages(
+            local,
+            stages,
+            record.num_stages,
+            record.micro_batches,
+            again=gathered_again(local, plan),
+            split_backward=record.schedule in SPLITS_BACKWARD,
+            callable_segments=run,
+        )
+
+    first = (0,) * plan.mesh.num_axes
     local = lower(program, plan, coordinate, run=False, improved=False)
-    staged = cut_stages(
-        local,
-        stages,
-        record.num_stages,
-        record.micro_batches,
-        again=gathered_again(local, plan),
-        split_backward=record.schedule in SPLITS_BACKWARD,
-        callable_segments=run,
-    )
-    return local, staged
+    ranks = [cut(local)]
+    if tuple(coordinate) != first and is_uneven(local.joint, program, plan.mesh):
+        ranks.insert(0, cut(lower(program, plan, first, run=False, improved=False)))
+    improve_stages(ranks, plan.mesh, plan.options.memory, plan.options.disable)
+    return local, ranks[-1]
 
 
 def gathered_again(local: LocalProgram, plan: Plan) -> list[fx.Node]:

@@ -17,11 +17,13 @@ def headroom(joint: fx.GraphModule, setting: Setting) -> np.ndarray[Any, Any]:
     """Return for each node of the graph how many more bytes may be alive while it runs.
 
     The bound is the budget, or the highest moment of the graph as it stands where that is more; without a budget there
-    is none.
+    is none. Beside a part of a program (without outputs) others may be alive: it gets no room.
     """
     nodes = list(joint.graph.nodes)
     if setting.memory_bytes is None:
         return np.full(len(nodes), _UNBOUNDED, dtype=np.int64)
+    if not setting.outputs:
+        return np.zeros(len(nodes), dtype=np.int64)
     profile = live_profile(joint, setting)
     bound = max([setting.memory_bytes, *profile.values()])
     return np.array([bound - profile.get(node.name, 0) for node in nodes], dtype=np.int64)

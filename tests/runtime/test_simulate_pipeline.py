@@ -12,6 +12,7 @@ from autopar.passes.annotate import annotate
 from autopar.passes.assign_stages import assign_stages
 from autopar.passes.capture import capture
 from autopar.passes.cut_stages import cut_stages
+from autopar.passes.improve.improve_stages import improve_stages
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import micro_batches
 from autopar.passes.pipeline import make_plan
@@ -42,11 +43,12 @@ def test_a_pipeline_equals_one_device(
     cut = micro_batches(program, count, staged=bool(cuts))
     mesh = Mesh(sizes)
     plan = make_plan(cut, mesh)
-    programs = [lower(cut, plan, coordinate, run=False) for coordinate in mesh.coordinates()]
+    programs = [lower(cut, plan, coordinate, run=False, improved=False) for coordinate in mesh.coordinates()]
     stages, split = assign_stages(cut, cuts), schedule in ("zero_bubble", "zbv")
     staged = [
         cut_stages(p, stages, len(cuts) + 1, count, split_backward=split, callable_segments=False) for p in programs
     ]
+    improve_stages(staged, mesh, None)
     table = make_schedule(schedule, (len(cuts) + 1) // chunks, count, chunks)
     reference = run_original(model, program, args, kwargs, 20)
     torch.manual_seed(20)
