@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import fx
 
 from autopar.errors import AutoparError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
+from autopar.passes.name_roles import name_roles
 from autopar.passes.pipeline import make_plan
 from autopar.passes.pipeline_plan import plan_program
 from autopar.passes.program import Program
+from autopar.passes.rules.rule import Rule
 from autopar.placement import Layout, parse_layout
 from autopar.plans import Options, Plan
 from benchmarks.recipes import RECIPES, recipe_constraints
 from benchmarks.speed_cases import Case
-from benchmarks.speed_peers import FSDP2, FSDP2_TENSOR, PEERS, RECIPE_OF, NoRoom
+from benchmarks.speed_peers import FSDP2, FSDP2_TENSOR, PEERS, RECIPE_OF, TENSOR, NoRoom
 from benchmarks.speed_pipeline import PIPELINE, cuts, micro_batches
 
 OWN = "autopar"
@@ -42,7 +46,7 @@ def speed_plans(case: Case, ranks: int, profile: str) -> tuple[dict[str, Plan], 
         try:
             options = Options(constraints=recipe_constraints(program, mesh, recipe))
             made = make_plan(program, mesh, options)
-            plans[peer] = _gathered_again(program, made) if peer in (FSDP2, FSDP2_TENSOR) else made
+            plans[peer] = made if peer == TENSOR else _as_the_peer(program, made, peer)
         except AutoparError as error:
             refused[peer] = f"{type(error).__name__}: {error}"
     if ranks > 1:
@@ -70,12 +74,34 @@ def _mesh(sizes: tuple[int, ...], profile: str) -> Mesh:
     return Mesh(sizes, names, profile)
 
 
-def _gathered_again(program: Program, made: Plan) -> Plan:
-    """Return the plan with parameters gathered once more in the backward instead of kept, as FSDP2 does."""
+def _as_the_peer(program: Program, made: Plan, peer: str) -> Plan:
+    """Return the plan with its backward as the peer's: constraints bind the forward, and the solver may do better.
+
+    Under data parallelism every op of the backward is split over the batch; FSDP2 gathers parameters once more instead
+    of keeping them.
+    """
     parameters = {role.node for role in program.inputs if role.kind == "parameter"}
+    gathers_again = peer in (FSDP2, FSDP2_TENSOR)
 
     def pick_saved(tensor: str, had: Sequence[Layout]) -> Sequence[Layout]:
-        return had[:1] if tensor in parameters else had
+        return had[:1] if tensor in parameters and gathers_again else had
 
+    choices = dict(made.choices)
+    if made.mesh.num_axes == 1:
+        roles = name_roles(program)
+        for node in program.ops():
+            if node.meta["phase"] == "backward":
+                choices[node.name] = _over_batch(node, roles.get(node.name, {}), made) or choices[node.name]
     layouts = {name: parse_layout(text) for name, text in made.parameters.items()}
-    return complete_plan(program, made.mesh, made.choices, layouts, options=made.options, pick_saved=pick_saved)
+    return complete_plan(program, made.mesh, choices, layouts, options=made.options, pick_saved=pick_saved)
+
+
+def _over_batch(node: fx.Node, roles: Mapping[str, str], made: Plan) -> tuple[str, ...] | None:
+    """Return the choice that splits an op over the batch, if it has one."""
+    rule: Rule = node.meta["rule"]
+    names = {choice.name for choice in rule.choices()}
+    for factor in rule.factors:
+        whole = factor.size % made.mesh.num_ranks == 0
+        if whole and roles.get(factor.name) == "batch" and factor.name in names:
+            return (factor.name,)
+    return None

@@ -109,3 +109,12 @@ def test_six_families_in_two_sizes() -> None:
     for case in CASES:
         assert all(x.shape[0] == case.batch for x in case.make_inputs())
         assert torch.equal(case.make_inputs()[0], case.make_inputs()[0])
+
+
+def test_data_parallel_reduces_gradients_only() -> None:
+    """The same strategy as DDP moves gradients and the loss, no activation."""
+    plans, _ = speed_plans(TEXT, 2, "cpu")
+    kinds = {(row.kind, row.phase) for row in plans[DDP].collectives}
+    assert kinds == {("all_reduce", "backward"), ("all_reduce", "forward")}
+    reduced = [row for row in plans[DDP].collectives if row.phase == "backward"]
+    assert len(reduced) == len(list(TEXT.make_model().parameters())), "one a parameter; the tied pair is one"
