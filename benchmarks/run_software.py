@@ -155,6 +155,11 @@ def overlaps_tensors(row: Row) -> bool:
     return bool(TENSOR_OVERLAP.search(framework_of(row))) and date_of(row) >= "2023-07"
 
 
+def unlimited_gathers(row: Row) -> bool:
+    """Tell whether FSDP gathers as far ahead as the host is: before 2023, when its ``limit_all_gathers`` was new."""
+    return bool(row.get("fsdp")) and date_of(row) < "2023"
+
+
 def rowwise(row: Row) -> bool:
     """Tell whether products of 8 bits are scaled row by row, as a note says."""
     return "rowwise" in str(row.get("notes") or "").lower()

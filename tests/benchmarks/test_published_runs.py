@@ -1,6 +1,7 @@
 """Reading of published runs: what a row means, and the rules that leave one out."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -158,6 +159,17 @@ def test_kernels_fused_by_hand_or_by_a_compiler():
     assert (loose.fused_kernels, loose.compiled, loose.fused_softmax) == (True, False, False)
     noted = [read_run({**ROW, "notes": f"fused rms norm={value}"}).fused_kernels for value in (True, False)]
     assert noted == [True, False]
+
+
+def test_gathers_ahead_need_memory():
+    """FSDP before 2023 holds more gathered layers at once; ZeRO-2 none."""
+    sharded = {**ROW, "tp": 1, "zero_stage": 3, "fsdp": True, "framework": "llm-foundry/Composer FSDP"}
+    before, since = (read_run({**sharded, "date": date}) for date in ("2022-12", "2023-02"))
+    assert (before.unlimited_gathers, since.unlimited_gathers) == (True, False)
+    ahead = required_bytes(before) - required_bytes(replace(before, unlimited_gathers=False))
+    assert ahead == 16.0 * 12 * 1024**2
+    kept = replace(before, zero=2)
+    assert required_bytes(kept) == required_bytes(replace(kept, unlimited_gathers=False))
 
 
 def test_recipes_of_8_bits():
