@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,7 @@ def bucket_collectives(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
         keys.update(bucket.keys())
     # The order is found where the new calls are there: on a copy.
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(joint.graph, copies))
+    graph.output(graph.graph_copy(joint.graph, {}))
     by_name: dict[str, Key] = {node.name: key for node, key in keys.items()}
     apply_edits([graph], edits)
     return [*edits, *sort_nodes(graph, _new_keys(graph, joint.graph, by_name))]
@@ -64,10 +63,9 @@ class _Bucket:
         """Where it runs: as late as its first member did, but behind all operands."""
         return max(self.ready, min(member.issued for member in self.members))
 
-    def seconds(self, setting: Setting, more: Sequence[Transfer] = ()) -> float:
-        members = [*self.members, *more]
-        first = members[0].calls[0]
-        sizes = [float(member.calls[0].bytes_in) for member in members]
+    def seconds(self, setting: Setting) -> float:
+        first = self.members[0].calls[0]
+        sizes = [float(member.calls[0].bytes_in) for member in self.members]
         ranks, link = setting.mesh.sizes[first.axis], setting.links[first.axis]
         return coalesced_seconds(first.kind, ranks, sizes, link, setting.device)
 
@@ -123,10 +121,11 @@ def _find(joint: fx.GraphModule, setting: Setting) -> list[_Bucket]:
     return [*done, *open_.values()]
 
 
-def _candidates(graph: fx.Graph) -> Iterable[Transfer]:
+def _candidates(graph: fx.Graph) -> Iterator[Transfer]:
+    """Yield what may share a bucket. What follows another collective never comes earlier: that one may come later."""
     for transfer in transfers(graph):
         if len(transfer.calls) == 1 and transfer.calls[0].op in _CAN:
-            yield transfer
+            yield replace(transfer, ready=transfer.issued) if transfer.follows else transfer
 
 
 def _kept_calls(graph: fx.Graph, setting: Setting) -> set[fx.Node]:

@@ -31,10 +31,10 @@ class SmallGraph:
         node.meta.update(val=self.value, phase="forward", module="", source="", **meta)
         return node
 
-    def all_reduce(self, operand: fx.Node, name: str) -> fx.Node:
-        """Add a sum over axis 0, and return what waits for it."""
+    def all_reduce(self, operand: fx.Node, name: str, axis: int = 0) -> fx.Node:
+        """Add a sum over an axis, and return what waits for it."""
         arc = {"arc": "all_reduce", "origin": operand.name, "reason": "summed"}
-        call = self.op(C10D.all_reduce.default, operand, "sum", "axis:0", name=name, **arc)
+        call = self.op(C10D.all_reduce.default, operand, "sum", f"axis:{axis}", name=name, **arc)
         return self.op(C10D.wait_tensor.default, call, **arc, tensor=operand.name, layout=(-1,))
 
     def joint(self, *ends: fx.Node) -> fx.GraphModule:

@@ -11,8 +11,10 @@ from autopar.passes.collective_calls import collective_calls
 from autopar.passes.improve.bucket_collectives import bucket_collectives
 from autopar.passes.improve.edits import Coalesce, apply_edits
 from autopar.passes.improve.setting import Setting
+from autopar.passes.improve.transfers import transfers
 from autopar.passes.program import Input, Output
 from autopar.passes.split_phases import GraphOnly
+from tests.passes.improve.small_graph import SmallGraph
 
 C10D = torch.ops._c10d_functional
 
@@ -98,3 +100,21 @@ def test_a_bucket_keeps_the_budget(budget: int | None) -> None:
     setting = Setting(mesh_of("infiniband_ndr"), *map(tuple, roles), memory_bytes=budget)  # type: ignore[arg-type]
     (found,) = [len(edit.calls) for edit in bucket_collectives(joint, setting) if isinstance(edit, Coalesce)][:1]
     assert (found == 16) == (budget is None)
+
+
+def test_two_steps_of_a_route_do_not_lock_each_other() -> None:
+    """What follows another collective is not brought before it, where that one waits for others of its bucket."""
+    g = SmallGraph((1000,))
+    x = g.input("x")
+    early, late = (g.op(torch.ops.aten.neg.default, x, name=name) for name in ("early", "late"))
+    first = g.all_reduce(early, "first", axis=0)
+    second = g.all_reduce(first, "second", axis=1)
+    other = g.op(torch.ops.aten.exp.default, late)
+    third = g.all_reduce(other, "third", axis=0)
+    fourth = g.all_reduce(third, "fourth", axis=1)
+    joint = g.joint(second, fourth)
+    mesh = Mesh((2, 2), device="h100", links=("infiniband_ndr", "nvlink4"))
+    assert [each.follows for each in transfers(joint.graph)] == [False, True, False, True]
+    apply_edits([joint.graph], bucket_collectives(joint, Setting(mesh, (), ())))
+    joint.graph.lint()
+    assert [node.name for node in joint.graph.nodes if collective_calls(node)] == ["first", "third", "second_and_1"]
