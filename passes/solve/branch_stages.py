@@ -22,8 +22,11 @@ CLOSE = 1e-4
 PATHS = 2
 """Paths of each simulation that become rows: to the ranks that end last."""
 
-PATIENCE, ROOT_PATIENCE, SLOW = 6, 20, 0.1
+PATIENCE, ROOT_PATIENCE, SLOW = 6, 12, 0.1
 """So many answers that close less than this part of the gap are enough, at the root more: its rows serve everywhere."""
+
+ROWS, RECENT = 150, 12
+"""With more rows, those of paths that did not matter to so many answers are left out at the next branch."""
 
 WHOLE = 1e-5
 """A count so near a whole number is one."""
@@ -109,14 +112,14 @@ class _Branching:
             if self.programs >= self.max_programs or low_s >= self.wanted_s:
                 leaves_s = min(leaves_s, low_s)
                 continue
-            self.program.restrict(limits)
-            bound_s, answer = self._converge(low_s, PATIENCE if limits else ROOT_PATIENCE)
+            self._restart(limits)
+            bound_s, answer = self._converge(low_s, limits, PATIENCE if limits else ROOT_PATIENCE)
             parts: list[Mapping[int, Limits]] = []
             if answer is not None and bound_s < self.wanted_s:
                 self._round(answer)
                 parts = self._parts(answer.counts, limits)
             if answer is not None and not parts and bound_s < self.wanted_s:
-                bound_s, answer = self._converge(bound_s, self.max_programs)
+                bound_s, answer = self._converge(bound_s, limits, self.max_programs)
                 if answer is not None:
                     self._round(answer)
                     parts = self._parts(answer.counts, limits)
@@ -125,19 +128,32 @@ class _Branching:
             waiting += [(bound_s, part) for part in parts]
         return leaves_s
 
-    def _converge(self, low_s: float, patience: int) -> tuple[float, Relaxed | None]:
+    def _restart(self, limits: Mapping[int, Limits]) -> None:
+        """Go on within limits, without rows that have not mattered for long."""
+        if len(self.program.paths) > ROWS:
+            self.program = self.program.without_idle(RECENT)
+        self.program.restrict(limits)
+
+    def _converge(self, low_s: float, limits: Mapping[int, Limits], patience: int) -> tuple[float, Relaxed | None]:
         """Add rows of paths until they add nothing; return the bound, and the last answer unless there is none."""
         answer: Relaxed | None = None
         reached: list[float] = []
         while self.programs < self.max_programs:
             self.programs += 1
+            if len(self.program.paths) > 2 * ROWS:
+                self._restart(limits)
             found = self.program.solve()
+            if found is None and not self.program.is_empty():  # the solver gave up: fewer rows may do
+                self.program = self.program.without_idle(RECENT)
+                self.program.restrict(limits)
+                found = self.program.solve()
             if found is None:
                 return (math.inf if self.program.is_empty() else low_s), None
             low_s, answer = max(low_s, found.bound_s), found
             corner = longest_paths(self.schedule, found.costs)[:PATHS]
             reached.append(low_s)
-            slow = len(reached) > patience and low_s - reached[-patience - 1] < SLOW * (self.wanted_s - low_s)
+            least = max(SLOW * (self.wanted_s - low_s), CLOSE * low_s)
+            slow = len(reached) > patience and low_s - reached[-patience - 1] < least
             if slow or low_s >= self.wanted_s or corner[0][0] <= low_s * (1.0 + CLOSE):
                 break
             self.inside = _between(found.costs, self.inside)

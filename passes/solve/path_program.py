@@ -65,9 +65,11 @@ class PathProgram:
     """
 
     def __init__(self, runs: Sequence[Run], schedule: Schedule, budget: int | None) -> None:
-        self.runs, self.schedule = runs, schedule
+        self.runs, self.schedule, self.budget = runs, schedule, budget
+        self.solved = 0
+        self.used: list[int] = []
         self.unit_s = unit_seconds(runs)
-        self.known: set[tuple[tuple[Term, int], ...]] = set()
+        self.known: dict[tuple[tuple[Term, int], ...], None] = {}
         self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self.status = pywraplp.Solver.NOT_SOLVED
         self.afresh = pywraplp.MPSolverParameters()
@@ -177,7 +179,8 @@ class PathProgram:
         key = tuple(sorted(path.items()))
         if key in self.known:
             return False
-        self.known.add(key)
+        self.known[key] = None
+        self.used.append(self.solved)
         times = np.zeros((self.schedule.num_stages, len(_TERMS)))
         sent_s = 0.0
         for (stage, term), count in key:
@@ -190,6 +193,14 @@ class PathProgram:
         row.SetCoefficient(self.makespan, 1.0)
         self.paths.append((row, weights, sent_s))
         return True
+
+    def without_idle(self, recent: int) -> PathProgram:
+        """Return a program without the rows of paths that did not matter to the last ``recent`` answers."""
+        other = PathProgram(self.runs, self.schedule, self.budget)
+        for key, used in zip(self.known, self.used, strict=True):
+            if self.solved - used < recent:
+                other.add_path(dict(key))
+        return other
 
     def solve(self) -> Relaxed | None:
         """Return the answer by the rows so far; None when nothing fits the budget, or the solver gave up."""
@@ -216,6 +227,8 @@ class PathProgram:
     def _bound(self) -> float:
         """Return the bound that the dual values prove."""
         shares = np.array([max(0.0, row.dual_value()) for row, _, _ in self.paths])
+        self.solved += 1
+        self.used = [self.solved if share else used for share, used in zip(shares, self.used, strict=True)]
         shares /= max(1.0, float(shares.sum()))
         reduced, bound = np.zeros(len(self.columns)), 0.0
         for share, (_, weights, sent_s) in zip(shares, self.paths, strict=True):
