@@ -110,7 +110,7 @@ class _Branching:
         while waiting:
             low_s, limits = waiting.pop()
             if self.programs >= self.max_programs or low_s >= self.wanted_s:
-                leaves_s = min(leaves_s, low_s)
+                leaves_s = min(leaves_s, low_s if low_s >= self.wanted_s else self._last_bound(low_s, limits))
                 continue
             self._restart(limits)
             bound_s, answer = self._converge(low_s, limits, PATIENCE if limits else ROOT_PATIENCE)
@@ -127,6 +127,14 @@ class _Branching:
                 leaves_s = min(leaves_s, bound_s)
             waiting += [(bound_s, part) for part in parts]
         return leaves_s
+
+    def _last_bound(self, low_s: float, limits: Mapping[int, Limits]) -> float:
+        """Return the bound of a part that is left: by the rows that there are now, not by those of its begin."""
+        self._restart(limits)
+        found = self.program.solve()
+        if found is None:
+            return math.inf if self.program.is_empty() else low_s
+        return max(low_s, found.bound_s)
 
     def _restart(self, limits: Mapping[int, Limits]) -> None:
         """Go on within limits, without rows that have not mattered for long."""
