@@ -155,7 +155,9 @@ def test_slow_network_keeps_tensor_splits_inside() -> None:
     assert found.stages > 1
     assert found.stages * found.data * max(1, *found.inner, 1) == 32
     assert all(size <= 8 for size in found.inner)
-    assert not any("zero3" in name for name in names(search, best))
+    # parameters gathered for every micro-batch stay inside a node
+    inside = SLOW.links(found.sizes)[1] == SLOW.link_inside
+    assert inside or not any("zero3" in name for name in names(search, best))
 
 
 def test_many_devices_are_three_dimensional() -> None:
