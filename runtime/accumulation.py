@@ -7,7 +7,7 @@ reduces what is left. All of it happens alike on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from autopar.passes.defer_reductions import defer_reductions
 from autopar.passes.local_program import LocalProgram
 from autopar.placement import Layout
-from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.optimizer_steps import steps_taken
+
+Ready = Callable[[fx.GraphModule], fx.GraphModule]
 
 
 class Accumulation:
@@ -54,21 +55,24 @@ class WaitingBackward:
     slots: tuple[int, ...]
 
     @classmethod
-    def of(cls, local: LocalProgram, positions: Sequence[int | None], groups: MeshGroups) -> WaitingBackward | None:
+    def of(cls, local: LocalProgram, positions: Sequence[int | None], ready: Ready) -> WaitingBackward | None:
         """Return them for a lowered program, None where no gradient can wait.
 
         Args:
             local: the program.
             positions: where the gradient of each placeholder of the forward is among the results.
-            groups: the processes.
+            ready: makes a graph of a lowered program run here.
         """
         found = defer_reductions(local)
         if found is None:
             return None
-        names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
-        without, resumed = (bind_groups(half, names, groups.device) for half in (found.without, found.resumed))
         layouts = dict(zip(found.positions, found.layouts, strict=True))
-        return cls(without, resumed, layouts, tuple(positions.index(position) for position in found.positions))
+        return cls(
+            ready(found.without),
+            ready(found.resumed),
+            layouts,
+            tuple(positions.index(position) for position in found.positions),
+        )
 
 
 def earlier_sums(parameters: Sequence[Tensor], patterns: Sequence[DTensor]) -> list[Tensor] | None:

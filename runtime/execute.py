@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
@@ -65,15 +65,13 @@ class Executable:
         self.local = local
         self.random = draws_randomness(program)
         self._groups = groups
-        names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
+        self._names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
+        self._compiled = compiled
         gather, forward, kept = take_out_gathers(local.forward, plan.saved)
-        self._gather = None if gather is None else bind_groups(gather, names, groups.device)
+        self._gather = None if gather is None else bind_groups(gather, self._names, groups.device)
         self._kept = KeptCopies()
-        self._forward = bind_groups(forward, names, groups.device)
-        self._backward = None if local.backward is None else bind_groups(local.backward, names, groups.device)
-        if compiled:
-            self._forward = compile_segments(self._forward)
-            self._backward = None if self._backward is None else compile_segments(self._backward)
+        self._forward = self._ready(forward)
+        self._backward = None if local.backward is None else self._ready(local.backward)
         placeholders = [node for node in local.forward.graph.nodes if node.op == "placeholder"]
         roles = [role for role in local.inputs if role.kind != "tangent"]
         if len(placeholders) != len(roles):
@@ -97,6 +95,11 @@ class Executable:
                 raise LoweringError(f"the new value of the buffer {result.role.name} should be whole, but it is split")
         updated = {result.role.of for result in self._returns if result.role.kind == "buffer"}
         self._updated = [slot.role.node in updated for slot in self.slots]
+
+    def _ready(self, half: fx.GraphModule) -> fx.GraphModule:
+        """Return a half of the program as it runs here."""
+        bound = bind_groups(half, self._names, self._groups.device)
+        return compile_segments(bound) if self._compiled else bound
 
     def _results(self, *kinds: str) -> list[Result]:
         nodes = self.program.nodes()
@@ -238,7 +241,7 @@ class Executable:
     @cached_property
     def _waiting(self) -> WaitingBackward | None:
         """The backward whose gradients wait for those of later ones, made when it is first needed."""
-        return WaitingBackward.of(self.local, self._gradient_slots, self._groups)
+        return WaitingBackward.of(self.local, self._gradient_slots, self._ready)
 
     def parameters_of(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the parameters among the arguments of the forward, by position."""
