@@ -26,11 +26,9 @@ from autopar.passes.cost.fusion import mark_traffic
 from autopar.passes.emit_plan import emit_plan
 from autopar.passes.fold import fold
 from autopar.passes.lower import lower
-from autopar.passes.solve.decide import attempts, solve_reduced
+from autopar.passes.solve.decide import decide
 from autopar.passes.solve.layout_graph import Prices
-from autopar.passes.solve.model import build_model
 from autopar.passes.solve.problem import build_problem
-from autopar.passes.solve.reduce import reduce_problem
 from autopar.plans import Options
 
 CASES: dict[str, list[str]] = {"gpt2": ["8", "2,4"], "llama3-8b": ["8", "32,8", "4,8,8"]}
@@ -100,16 +98,12 @@ def measure_within(case: str, sizes: tuple[int, ...], layers: int | None, budget
     folding = timed("enumerate_cpu_s", lambda: fold(program))
     timed("annotate_cpu_s", lambda: mark_traffic(program, folding.class_of))
     problem = timed("enumerate_cpu_s", lambda: build_problem(program, prices, options, folding))
-    for attempt in attempts(problem):
-        reduced = timed("enumerate_cpu_s", lambda: reduce_problem(attempt))  # noqa: B023 (called at once)
-        linear = timed("build_cpu_s", lambda: build_model(reduced))  # noqa: B023
-        decided = timed("solve_cpu_s", lambda: solve_reduced(reduced, linear))  # noqa: B023
-        if budget is None or decided.num_bytes <= budget:
-            break
+    columns = {"reduce": "enumerate_cpu_s", "build": "build_cpu_s", "solve": "solve_cpu_s"}
+    decided = decide(problem, clock=lambda phase, work: timed(columns[phase], work))
     plan = timed("lower_cpu_s", lambda: emit_plan(program, mesh, options, decided))
     timed("lower_cpu_s", lambda: lower(program, plan, (0,) * len(sizes)))
     row["total_cpu_s"] = round(cpu_seconds() - begin, 3)
-    row["variables"], row["constraints"] = linear.num_variables, linear.num_rows
+    row["variables"], row["constraints"] = decided.num_variables, decided.num_rows
     row["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     row["status"], row["gap"], row["objective_s"] = plan.solver.status, plan.solver.gap, plan.solver.objective_s
     return row

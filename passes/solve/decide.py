@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.report.text import exact_bytes
 
+from .decide_hiding import decide_hiding
+from .layout_graph import Floats
 from .model import TIE_S_PER_BYTE, LinearModel, build_model
 from .problem import Network, Problem
-from .prove import Proved, solve_problem
+from .prove import MOST_BRANCHED, Proved, solve_problem
 from .reduce import reduce_problem
 from .solver import Answer
 from .travel import Travel, cheapest_travel
@@ -31,6 +36,8 @@ class Decided:
         travels: how every network's tensor travels.
         seconds: of a step: compute, and what travels without hiding behind it.
         hidden_seconds: what travels behind compute.
+        weighted_seconds: by the weights of ``problem.hiding``: what the solver's objective counts.
+        unhidden: of every group of regions, by how many seconds its compute is longer than what may hide behind it.
         num_bytes: kept on the fullest rank.
         weighed_bytes: those that the solver's model counts.
         answer: what the solver said of it.
@@ -45,6 +52,8 @@ class Decided:
     travels: tuple[Travel, ...]
     seconds: float
     hidden_seconds: float
+    weighted_seconds: float
+    unhidden: tuple[float, ...]
     num_bytes: int
     weighed_bytes: float
     answer: Answer
@@ -52,7 +61,13 @@ class Decided:
     num_rows: int
 
 
-def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None) -> Decided:
+Clock = Callable[[str, Callable[[], Any]], Any]
+"""``clock(phase, work)`` returns what ``work()`` does, perhaps timed; phases are ``reduce``, ``build``, ``solve``."""
+
+
+def decide(
+    problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None, clock: Clock | None = None
+) -> Decided:
     """Return the optimal decision.
 
     With a budget, the problem without one is solved first: it is far easier, and its optimum may fit.
@@ -61,6 +76,7 @@ def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | Non
         problem: what to decide; its ``budget`` bounds the bytes.
         dominate: take out dominated strategies first (never changes the optimum).
         time_limit_s: for the solver.
+        clock: runs each phase.
 
     Raises:
         InfeasibleError: no decision fits the budget; it names the least one that does.
@@ -68,12 +84,33 @@ def decide(problem: Problem, *, dominate: bool = True, time_limit_s: float | Non
     """
     decided = None
     for attempt in attempts(problem):
-        reduced = reduce_problem(attempt, dominate=dominate)
-        decided = solve_reduced(reduced, build_model(reduced), time_limit_s=time_limit_s)
+        decided = decide_hiding(
+            attempt, partial(_solve, dominate=dominate, time_limit_s=time_limit_s, clock=clock or _at_once)
+        )
         if problem.budget is None or decided.num_bytes <= problem.budget:
             break
     assert decided is not None
     return decided
+
+
+def _solve(
+    problem: Problem,
+    most_branched: int = MOST_BRANCHED,
+    *,
+    dominate: bool,
+    time_limit_s: float | None,
+    clock: Clock,
+) -> Decided:
+    reduced = clock("reduce", lambda: reduce_problem(problem, dominate=dominate))
+    model = clock("build", lambda: build_model(reduced))
+    decided: Decided = clock(
+        "solve", lambda: solve_reduced(reduced, model, time_limit_s=time_limit_s, most_branched=most_branched)
+    )
+    return decided
+
+
+def _at_once(phase: str, work: Callable[[], Any]) -> Any:
+    return work()
 
 
 def attempts(problem: Problem) -> tuple[Problem, ...]:
@@ -81,15 +118,17 @@ def attempts(problem: Problem) -> tuple[Problem, ...]:
     return (problem,) if problem.budget is None else (problem.without_budget(), problem)
 
 
-def solve_reduced(problem: Problem, model: LinearModel, *, time_limit_s: float | None = None) -> Decided:
+def solve_reduced(
+    problem: Problem, model: LinearModel, *, time_limit_s: float | None = None, most_branched: int = MOST_BRANCHED
+) -> Decided:
     """Return the optimal decision of a reduced problem by its model; raises as ``decide`` does."""
-    proved = solve_problem(problem, model, time_limit_s=time_limit_s)
+    proved = solve_problem(problem, model, time_limit_s=time_limit_s, most_branched=most_branched)
     if proved.answer.status == "infeasible":
         raise _too_small(problem)
     decided = rebuild(proved, model)
     if problem.budget is not None and decided.num_bytes > problem.budget:
         decided = _tighten(problem, decided, time_limit_s)
-    priced = decided.seconds + TIE_S_PER_BYTE * decided.weighed_bytes
+    priced = decided.weighted_seconds + TIE_S_PER_BYTE * decided.weighed_bytes
     gap = abs(priced - decided.answer.objective)
     if gap > AGREEMENT * max(abs(decided.answer.objective), 1e-12) and decided.answer.status == "optimal":
         raise AutoparError(
@@ -129,7 +168,10 @@ def rebuild(proved: Proved, asked: LinearModel) -> Decided:
     for network, travel in zip(problem.networks, travels, strict=True):
         seconds += travel.seconds * network.multiplicity
         num_bytes += travel.saved_bytes(network.graph) * network.multiplicity
-    hidden = _hidden_seconds(problem, rows, again, travels)
+    computed, moved = _by_group(problem, rows, again, travels)
+    hidden = float(np.minimum(computed, moved).sum())
+    weights = np.array(problem.hiding.weights)
+    weighted = float(((1 - weights) * computed + weights * moved).sum()) if len(weights) else hidden
     back = max((_bytes_back(problem, segment, rows, again) for segment in problem.segments), default=0)
     return Decided(
         problem,
@@ -139,6 +181,8 @@ def rebuild(proved: Proved, asked: LinearModel) -> Decided:
         travels,
         seconds - hidden,
         hidden,
+        seconds - weighted,
+        tuple((computed - moved).tolist()),
         num_bytes + back,
         float(model.memory_bytes @ answer.values),
         answer,
@@ -165,8 +209,10 @@ def _needed_again(problem: Problem, again: list[bool]) -> list[bool]:
     return again
 
 
-def _hidden_seconds(problem: Problem, rows: list[int], again: list[bool], travels: tuple[Travel, ...]) -> float:
-    """Return what hides: in every group of regions the lesser of its compute and what may hide behind it."""
+def _by_group(
+    problem: Problem, rows: list[int], again: list[bool], travels: tuple[Travel, ...]
+) -> tuple[Floats, Floats]:
+    """Return, for every group of regions, the seconds of its compute and of what may hide behind it."""
     hiding = problem.hiding
     computed, moved = np.zeros(hiding.num_groups), np.zeros(hiding.num_groups)
     for decision, row, repeated, parts in zip(problem.decisions, rows, again, hiding.decisions):
@@ -175,7 +221,7 @@ def _hidden_seconds(problem: Problem, rows: list[int], again: list[bool], travel
     for travel, parts in zip(travels, hiding.networks):
         for group, count in parts:
             moved[group] += travel.seconds * count * hiding.hidden_share
-    return float(np.minimum(computed, moved).sum())
+    return computed, moved
 
 
 def _bytes_back(problem: Problem, segment: tuple[tuple[int, int], ...], rows: list[int], again: list[bool]) -> int:

@@ -22,12 +22,30 @@ class Hiding:
         decisions: of every decision, how many of its ops lie in each group.
         networks: of every network, how many of its tensors may hide in each group; none if they may not.
         num_groups: groups there are.
+        weights: of the compute of each group against what hides behind it, from 0 to 1: the objective counts
+            ``weight compute + (1 - weight) hideable``, which is never above their maximum. Empty for the maximum.
     """
 
     contention: float
     decisions: tuple[Parts, ...]
     networks: tuple[Parts, ...]
     num_groups: int
+    weights: tuple[float, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the maximum itself is the objective."""
+        return self.num_groups > 0 and not self.weights
+
+    def compute_weight(self, index: int, multiplicity: int) -> float:
+        """Return how often the seconds of a decision count in the weighted objective."""
+        parts = self.decisions[index] if self.weights else ()
+        return multiplicity - sum(count * (1.0 - self.weights[group]) for group, count in parts)
+
+    def travel_weight(self, number: int, multiplicity: int) -> float:
+        """Return how often the seconds of a network's travel count in the weighted objective."""
+        parts = self.networks[number] if self.weights else ()
+        return multiplicity - self.hidden_share * sum(count * self.weights[group] for group, count in parts)
 
     @property
     def hidden_share(self) -> float:

@@ -164,7 +164,7 @@ class _Build:
         self.again = np.full(len(problem.decisions), -1, dtype=np.int64)
         self.saves: dict[tuple[int, int], int] = {}
         self.flows: list[Flow] = []
-        self.hides = objective == "seconds" and problem.hiding.num_groups > 0
+        self.hides = objective == "seconds" and problem.hiding.is_exact
         self.moved: dict[int, list[tuple[Ints, Floats]]] = {}
         self.amounts: dict[int, float] = {}
 
@@ -172,13 +172,14 @@ class _Build:
         out = self.out
         for index, decision in enumerate(self.problem.decisions):
             chosen = decision.strategies
-            made = out.variables(chosen.seconds * decision.multiplicity, chosen.bytes * decision.multiplicity, True)
+            seconds = chosen.seconds * self.problem.hiding.compute_weight(index, decision.multiplicity)
+            made = out.variables(seconds, chosen.bytes * decision.multiplicity, True)
             self.first[index] = made[0]
             row = out.new_rows(1, 1.0, 1.0)
             out.put(np.full(len(made), row), made, 1.0)
             if decision.repeatable and self.bounded:
                 kept = np.full(len(made), decision.again_bytes * decision.multiplicity, dtype=np.int64)
-                anew = out.variables(chosen.seconds * decision.multiplicity, kept, True)
+                anew = out.variables(seconds, kept, True)
                 self.again[index] = anew[0]
                 rows = out.new_rows(len(made), -math.inf, 0.0) + np.arange(len(made))
                 out.put(rows, anew, 1.0)
@@ -224,14 +225,14 @@ class _Build:
         repeated = self.again[network.producer] >= 0
         ways = _ways(problem, network, self.bounded, bool(repeated))
         moved = self.moved.setdefault(number, [])
-        share = 1.0
+        share, weight = 1.0, problem.hiding.travel_weight(number, scale)
         if self.hides and problem.hiding.networks[number]:
             share = problem.hiding.contention
 
         def pay(arcs: Ints, num_bytes: Ints, decides: bool, paid: Bools | None = None) -> Ints:
             """Add a variable an arc; where it may hide, only what it slows is paid here."""
             seconds = ways.seconds[arcs] if paid is None else np.where(paid, ways.seconds[arcs], 0.0)
-            made = out.variables(seconds * (scale * share), num_bytes, decides)
+            made = out.variables(seconds * (weight * share), num_bytes, decides)
             if share < 1.0:
                 moved.append((made, seconds * (1.0 - share)))
             return made

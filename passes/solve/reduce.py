@@ -95,18 +95,19 @@ class _Change:
 
     def __init__(self, problem: Problem, index: int, work: Floats) -> None:
         self.problem, self.index, self.work = problem, index, work
-        self.hiding = problem.hiding
-        self.parts = dict(self.hiding.decisions[index]) if self.hiding.num_groups else {}
-        open_count = problem.decisions[index].multiplicity - sum(self.parts.values())
-        self.exposed = work * open_count
-        self.computed = {group: work * count for group, count in self.parts.items()}
+        self.hiding = hiding = problem.hiding
+        parts = hiding.decisions[index] if hiding.is_exact else ()
+        apart = hiding.compute_weight(index, problem.decisions[index].multiplicity)
+        self.exposed = work * (apart - sum(count for _, count in parts))
+        self.computed = {group: work * count for group, count in parts}
         self.hidden: dict[int, Floats] = {}
 
     def travel(self, number: int, change: Floats) -> None:
         """Add what it changes in the travels of a network."""
-        parts = self.hiding.networks[number] if self.hiding.num_groups else ()
+        parts = self.hiding.networks[number] if self.hiding.is_exact else ()
         share = self.hiding.contention if parts else 1.0
-        self.exposed = self.exposed + change * (share * self.problem.networks[number].multiplicity)
+        weight = self.hiding.travel_weight(number, self.problem.networks[number].multiplicity)
+        self.exposed = self.exposed + change * (share * weight)
         for group, count in parts:
             self.hidden[group] = self.hidden.get(group, 0.0) + change * (self.hiding.hidden_share * count)
 
