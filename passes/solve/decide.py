@@ -16,7 +16,7 @@ from .decide_hiding import decide_hiding
 from .layout_graph import Floats
 from .model import TIE_S_PER_BYTE, LinearModel, build_model
 from .problem import Network, Problem
-from .prove import MOST_BRANCHED, Proved, solve_problem
+from .prove import Proved, solve_problem
 from .reduce import reduce_problem
 from .solver import Answer
 from .travel import Travel, cheapest_travel
@@ -95,7 +95,6 @@ def decide(
 
 def _solve(
     problem: Problem,
-    most_branched: int = MOST_BRANCHED,
     *,
     dominate: bool,
     time_limit_s: float | None,
@@ -103,9 +102,7 @@ def _solve(
 ) -> Decided:
     reduced = clock("reduce", lambda: reduce_problem(problem, dominate=dominate))
     model = clock("build", lambda: build_model(reduced))
-    decided: Decided = clock(
-        "solve", lambda: solve_reduced(reduced, model, time_limit_s=time_limit_s, most_branched=most_branched)
-    )
+    decided: Decided = clock("solve", lambda: solve_reduced(reduced, model, time_limit_s=time_limit_s))
     return decided
 
 
@@ -118,11 +115,9 @@ def attempts(problem: Problem) -> tuple[Problem, ...]:
     return (problem,) if problem.budget is None else (problem.without_budget(), problem)
 
 
-def solve_reduced(
-    problem: Problem, model: LinearModel, *, time_limit_s: float | None = None, most_branched: int = MOST_BRANCHED
-) -> Decided:
+def solve_reduced(problem: Problem, model: LinearModel, *, time_limit_s: float | None = None) -> Decided:
     """Return the optimal decision of a reduced problem by its model; raises as ``decide`` does."""
-    proved = solve_problem(problem, model, time_limit_s=time_limit_s, most_branched=most_branched)
+    proved = solve_problem(problem, model, time_limit_s=time_limit_s)
     if proved.answer.status == "infeasible":
         raise _too_small(problem)
     decided = rebuild(proved, model)

@@ -8,22 +8,14 @@ bound is the cost of the plan, which is proved; else the weights of the regions 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .problem import Problem
 
 if TYPE_CHECKING:
     from .decide import Decided
-
-
-class Solve(Protocol):
-    """Decides a problem by its weights, or by the maximum where it has none."""
-
-    def __call__(self, problem: Problem, most_branched: int = ...) -> Decided:
-        """Return the decision, unproved where more than ``most_branched`` variables were to be branched on."""
-        ...
-
 
 ROUNDS = 4
 LEAST = 1e-5
@@ -33,18 +25,17 @@ PROVED = 1e-6
 MOST_EXACT = 60_000
 """Variables up to which the maximum itself is solved for where no weights prove a plan."""
 FEW = 5_000
-"""Variables up to which that is done by branch and bound, however wide the gap."""
+"""The same where the gap is wider than this:"""
 SMALL_GAP = 1e-3
-"""Relative gap up to which it is done for all: a wider one means plans that balance compute and transfers, of which
-there are too many."""
+"""A wider one means plans that balance compute and transfers, too many to branch over."""
 
 
-def decide_hiding(problem: Problem, solve: Solve) -> Decided:
+def decide_hiding(problem: Problem, solve: Callable[[Problem], Decided]) -> Decided:
     """Return the best decision of a problem in which regions may hide communication.
 
     Args:
         problem: with ``hiding`` as it is found: without weights.
-        solve: of such a problem.
+        solve: decides a problem by its weights, or by the maximum where it has none.
     """
     hiding = problem.hiding
     if not hiding.num_groups:
@@ -73,9 +64,9 @@ def decide_hiding(problem: Problem, solve: Solve) -> Decided:
         if weights == before:
             break
     assert best is not None
-    if best.num_variables <= MOST_EXACT:
-        close = best.seconds - bound <= SMALL_GAP * best.seconds
-        exact = solve(problem, MOST_EXACT if close else FEW)
+    close = best.seconds - bound <= SMALL_GAP * best.seconds
+    if best.num_variables <= (MOST_EXACT if close else FEW):
+        exact = solve(problem)
         bound = max(bound, exact.answer.bound)
         best = exact if exact.seconds < best.seconds else best
     return _with_bound(best, bound)

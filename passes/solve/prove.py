@@ -51,7 +51,6 @@ def solve_problem(
     objective: str = "seconds",
     large: int = LARGE,
     time_limit_s: float | None = None,
-    most_branched: int = MOST_BRANCHED,
 ) -> Proved:
     """Return the proved optimum of a reduced problem.
 
@@ -60,28 +59,25 @@ def solve_problem(
         objective: ``"seconds"`` or ``"bytes"``.
         large: number of variables from which PDLP relaxes it.
         time_limit_s: for each run of branch and bound; without it the answer does not depend on the machine.
-        most_branched: variables from which a plan that is known is returned with its gap instead of branching.
 
     Raises:
         AutoparError: the solver failed for another reason than infeasibility or time.
     """
     begin = time.perf_counter()
     relaxed = relax(model, large=large)
-    proved = _search(problem, model, relaxed, objective, time_limit_s, most_branched)
+    proved = _search(problem, model, relaxed, objective, time_limit_s)
     byte_s = max(0.0, -float(relaxed.duals[model.memory_row])) / model.memory_unit if model.memory_unit else 0.0
     seconds = time.perf_counter() - begin
     return replace(proved, answer=replace(proved.answer, seconds=seconds, byte_s=byte_s))
 
 
-def _search(
-    problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str, limit_s: float | None, most: int
-) -> Proved:
+def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str, limit_s: float | None) -> Proved:
     done = _as_answer(model, relaxed)
     if done is not None:
         return Proved(problem, model, done)
     bound, prices = dual_bound(model, relaxed.duals)
     if relaxed.status != "optimal" or not math.isfinite(bound) or bound <= 0:
-        return _branch_all(problem, model, -math.inf, None, limit_s, most)
+        return _branch_all(problem, model, -math.inf, None, limit_s)
     best = _dive(problem, model, relaxed, objective)
     if best is not None and best.answer.objective - bound <= SAME * bound:
         return replace(best, answer=replace(best.answer, bound=min(bound, best.answer.objective)))
@@ -91,8 +87,8 @@ def _search(
     while True:
         keep = [row <= allowance for row in rows]
         if sum(int(kept.sum()) for kept in keep) > 0.9 * total:
-            return _branch_all(problem, model, bound, best, limit_s, most)
-        part = _solve_part(problem, keep, objective, limit_s, best, most)
+            return _branch_all(problem, model, bound, best, limit_s)
+        part = _solve_part(problem, keep, objective, limit_s, best)
         if part.answer.status == "infeasible":
             allowance *= GROWTH
             continue
@@ -105,10 +101,10 @@ def _search(
 
 
 def _branch_all(
-    problem: Problem, model: LinearModel, bound: float, best: Proved | None, limit_s: float | None, most: int
+    problem: Problem, model: LinearModel, bound: float, best: Proved | None, limit_s: float | None
 ) -> Proved:
     """Return what branch and bound finds over the whole problem, or ``best`` where that is too large for it."""
-    if best is not None and model.num_variables > most:
+    if best is not None and model.num_variables > MOST_BRANCHED:
         return _given_up(best, bound)
     found = Proved(problem, model, branch(model, time_limit_s=limit_s))
     if found.answer.status in ("optimal", "infeasible"):
@@ -172,7 +168,7 @@ def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str
 
 
 def _solve_part(
-    problem: Problem, keep: list[np.ndarray], objective: str, limit_s: float | None, best: Proved | None, most: int
+    problem: Problem, keep: list[np.ndarray], objective: str, limit_s: float | None, best: Proved | None
 ) -> Proved:
     """Solve the problem with some strategies only; ``unknown`` when that is too large although a plan is known."""
     nothing = Answer("infeasible", np.zeros(0), math.inf, math.inf)
@@ -185,7 +181,7 @@ def _solve_part(
     model = build_model(part, objective=objective)
     answer = _as_answer(model, relax(model))
     if answer is None:
-        if best is not None and model.num_variables > most:
+        if best is not None and model.num_variables > MOST_BRANCHED:
             return Proved(part, model, Answer("unknown", np.zeros(0), math.inf, -math.inf))
         answer = branch(model, time_limit_s=limit_s)
     return Proved(part, model, answer)
