@@ -48,6 +48,7 @@ def plan(
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
     disable: Sequence[str] = (),
+    overlap: bool = False,
 ) -> Plan:
     """Find the best plan of a model on a mesh. Touches no data and needs no process group.
 
@@ -80,6 +81,9 @@ def plan(
             statistics move once a step, towards the mean over the micro-batches.
         disable: names of passes over the lowered program that are left out, such as ``["bucket_collectives"]``; they
             change when collectives run, never what comes out (docs/graph_passes.md).
+        overlap: price parameters that are gathered ahead and gradients that are reduced behind as hidden by the compute
+            of their region, on devices that can. Such plans are compared less surely: many balance compute and
+            transfers, and the best found may come back with a gap.
 
     An axis of the mesh that is called ``pp`` is the pipeline axis: each of its ranks has its own part of the model.
 
@@ -108,6 +112,7 @@ def plan(
         at_once=at_once,
         norms=check_batch_norm(batch_norm, model),
         disable=disable,
+        overlap=overlap,
     )
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
@@ -139,6 +144,7 @@ def parallelize(
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
     disable: Sequence[str] = (),
+    overlap: bool = False,
     compile: bool = False,
 ) -> ParallelModule:
     """Return ``model`` as a module that runs on all ranks of ``mesh``. Every rank calls it, as under ``torchrun``.
@@ -154,9 +160,9 @@ def parallelize(
         loss: callable applied to what the module returns. Its required parameters beyond the first take the last
             positional inputs of a call: with ``loss=torch.nn.functional.cross_entropy``, ``model(x, y)`` is
             ``cross_entropy(original(x), y)``.
-        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts, batch_norm, disable:
-            as in ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the parameters of
-            its own stages alone.
+        optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts, batch_norm, disable,
+            overlap: as in ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the
+            parameters of its own stages alone.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
         compile: compile what each rank computes between its collectives by Inductor, at the first step; equal layers
             once. The memory that a plan predicts is that of the program as it is.
@@ -190,6 +196,7 @@ def parallelize(
             at_once=at_once,
             norms=check_batch_norm(batch_norm, model),
             disable=disable,
+            overlap=overlap,
         )
         if example_inputs is None and example_kwargs is None:
             example = None
@@ -217,6 +224,7 @@ def parallelize(
                 cuts=cuts,
                 batch_norm=batch_norm,
                 disable=disable,
+                overlap=overlap,
             ),
         )
     return ParallelModule(model, groups, options, example=example, loss=loss, plan=plan, compile=compile)

@@ -207,6 +207,7 @@ def check_options(
     at_once: Any = False,
     norms: tuple[str, ...] = (),
     disable: Any = (),
+    overlap: Any = False,
 ) -> Options:
     """Return the options of a plan.
 
@@ -221,6 +222,8 @@ def check_options(
         raise OptionError(
             f"at_once={at_once!r} asks that all fits into memory= at once: give a budget, and True or False"
         )
+    if not isinstance(overlap, bool):
+        raise OptionError(f"overlap={overlap!r} means nothing; use True to price what can hide as hidden, or False")
     constraints = {} if constraints is None else constraints
     if not isinstance(constraints, Mapping) or not all(
         isinstance(key, str) and isinstance(value, str) for key, value in constraints.items()
@@ -242,6 +245,7 @@ def check_options(
         at_once=at_once,
         norms=norms,
         disable=check_disable(disable),
+        overlap=overlap,
     )
 
 

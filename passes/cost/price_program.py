@@ -46,7 +46,8 @@ def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
     moved: dict[str, float] = defaultdict(float)
     for node, seconds in travel.items():
         moved[node.meta["tensor"]] += seconds
-    hidden = _hidden_seconds(program, work, moved, device(local.mesh.device).contention)
+    contention = device(local.mesh.device).contention if plan.options.overlap else 1.0
+    hidden = _hidden_seconds(program, work, moved, contention)
     return Cost(
         step_seconds=compute + communication - hidden,
         compute_seconds=compute,

@@ -208,8 +208,11 @@ class _Builder:
             self.tied,
             self.folding.num_regions,
             self._segments(),
-            find_hiding(program, self.prices.device.contention, self.tied, tensors),
+            find_hiding(program, self._contention(), self.tied, tensors),
         )
+
+    def _contention(self) -> float:
+        return self.prices.device.contention if self.options.overlap else 1.0
 
     def _mark_repeatable(self) -> None:
         """Find the classes of which every op may be computed again."""

@@ -132,6 +132,13 @@ def test_names_of_a_mesh_are_texts(options: dict[str, Any]) -> None:
         Mesh((2, 2), **options)
 
 
+def test_overlap_is_a_yes_or_no() -> None:
+    """Anything else is refused with what it may be."""
+    assert check_options("sgd", None, None, "global", "auto", overlap=True).overlap
+    with pytest.raises(OptionError, match="overlap='yes' means nothing"):
+        check_options("sgd", None, None, "global", "auto", overlap="yes")
+
+
 def test_at_once_needs_a_budget() -> None:
     """Without a budget there is nothing to fit into."""
     assert check_options("sgd", "1GB", None, "global", "auto", at_once=True).at_once

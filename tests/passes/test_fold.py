@@ -15,6 +15,7 @@ from autopar.passes.fold import find_runs, fold, no_fold
 from autopar.passes.lower import lower
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
+from autopar.plans import Options
 from benchmarks.models.llama import LlamaConfig, build
 
 
@@ -52,15 +53,18 @@ def test_an_extra_key_unties() -> None:
     assert asked.class_of[name] == name
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
-def test_the_folded_optimum_is_the_unfolded_one(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sizes", "overlap"), [((4,), False), ((2, 2), False), ((4,), True)])
+def test_the_folded_optimum_is_the_unfolded_one(sizes: tuple[int, ...], overlap: bool) -> None:
     """Ties cost nothing here, nothing is dropped: both objectives, and the price of the lowered graph, agree."""
     program = small_llama(2)
     mesh = Mesh(sizes, device="h100", links=("infiniband_ndr", "nvlink4")[-len(sizes) :])
-    folded, unfolded = make_plan(program, mesh), make_plan(program, mesh, folded=False)
+    options = Options(overlap=overlap)
+    folded, unfolded = make_plan(program, mesh, options), make_plan(program, mesh, options, folded=False)
     assert folded.solver.regions == 2 and folded.solver.variables < unfolded.solver.variables
     assert math.isclose(folded.solver.objective_s, unfolded.solver.objective_s, rel_tol=1e-6)
     for plan in (folded, unfolded):
         priced = price_program(program, plan, lower(program, plan, (0,) * len(sizes), improved=False))
         assert math.isclose(priced.step_seconds, plan.cost.step_seconds, rel_tol=1e-9)
         assert math.isclose(priced.communication_seconds, plan.cost.communication_seconds, rel_tol=1e-9)
+        assert math.isclose(priced.hidden_seconds, plan.cost.hidden_seconds, rel_tol=1e-9)
+        assert (plan.cost.hidden_seconds > 0) == overlap

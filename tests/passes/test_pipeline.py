@@ -96,7 +96,7 @@ def block_program(batch: int) -> Program:
 
 def test_many_tokens_hide_the_gathers() -> None:
     """With enough compute to hide it, moving parameters and gradients beats moving activations, which nothing hides."""
-    plan = make_plan(block_program(batch=128), SLOW_AND_FAST)
+    plan = make_plan(block_program(batch=128), SLOW_AND_FAST, Options(overlap=True))
     assert all(role in ("batch", "sequence") for roles in roles_of(plan, "up") for role in roles)
     assert plan.cost.hidden_seconds > plan.cost.exposed_seconds
     parts = plan.cost.compute_seconds + plan.cost.exposed_seconds
@@ -107,7 +107,7 @@ def test_experts_plans_come_out_unaided() -> None:
     """On a slow and a fast axis: tokens over the slow one, a column and row pair over the fast one; and when memory is
     tight, parameters rest split over the slow axis too, are gathered at use, and their gradients come back in pieces.
     """
-    program, mesh = block_program(batch=64), SLOW_AND_FAST
+    program, mesh = block_program(batch=128), SLOW_AND_FAST
     free = make_plan(program, mesh)
     tight = make_plan(program, mesh, Options(memory=free.memory.total_bytes * 6 // 10))
     for plan in (free, tight):

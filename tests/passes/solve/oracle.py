@@ -186,13 +186,14 @@ class Oracle:
 
     def _paid(self, chosen: dict[str, Row], again: frozenset[str], travels: list[float]) -> float:
         """Return the seconds of travel that no region hides."""
+        share = 1.0 - self.device.contention if self.options.overlap else 0.0
         computed: dict[int, float] = defaultdict(float)
         moved: dict[int, float] = defaultdict(float)
         for name, cost in zip(chosen, travels):
             region = self.hideable.regions[name]
             computed[region] += chosen[name][2] * (2 if name in again else 1)
             if name in self.hideable.tensors:
-                moved[region] += cost * (1.0 - self.device.contention)
+                moved[region] += cost * share
         return sum(travels) - sum(min(computed[region], cost) for region, cost in moved.items())
 
     def _travel_options(

@@ -45,7 +45,7 @@ def test_the_optimum_is_that_of_brute_force(data: st.DataObject) -> None:
     side = program.nodes()["w"].meta["val"].shape[0]
     unit = 4 * side * side
     memory = data.draw(st.sampled_from([None, 2 * unit, 3 * unit, 5 * unit, 8 * unit]))
-    options = Options(memory=memory, optimizer="momentum")
+    options = Options(memory=memory, optimizer="momentum", overlap=data.draw(st.booleans()))
     found = seconds(program, mesh, options, data.draw(st.booleans()))
     expected = Oracle(program, mesh, options).best_seconds()
     assert close(found, expected), (found, expected)
@@ -59,7 +59,7 @@ def test_the_optimum_on_two_axes_is_that_of_brute_force(data: st.DataObject) -> 
     mesh = Mesh((2, 2), device="a100", links=data.draw(st.sampled_from(LINKS[2])))
     side = program.nodes()["w"].meta["val"].shape[0]
     memory = data.draw(st.sampled_from([None, 4 * side * side * 3]))
-    options = Options(memory=memory, optimizer="momentum")
+    options = Options(memory=memory, optimizer="momentum", overlap=data.draw(st.booleans()))
     found = seconds(program, mesh, options, True)
     expected = Oracle(program, mesh, options).best_seconds()
     assert close(found, expected), (found, expected)
