@@ -7,7 +7,6 @@ takes anyway. One that is scattered would have to be kept whole.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +15,11 @@ from torch import fx
 
 from autopar.placement import PARTIAL_SUM, Layout
 
-from .collective_calls import IN_PLACE, WAIT
+from .collective_calls import WAIT, collective_calls, is_coalesced
 from .local_program import LocalProgram
+from .program import is_getitem
 from .split_phases import GraphOnly
 
-_C10D: Any = torch.ops._c10d_functional
-_ONE = (_C10D.all_reduce.default, IN_PLACE[_C10D.all_reduce.default])
-_SEVERAL = (_C10D.all_reduce_coalesced.default, IN_PLACE[_C10D.all_reduce_coalesced.default])
 _ADD: Any = torch.ops.aten.add.Tensor
 
 
@@ -89,7 +86,7 @@ def _chain(end: fx.Node) -> _Chain | None:
         before = _operand(node)
         if before is None:
             return None
-        reader = node.args[0] if node.target is operator.getitem else node
+        reader = node.args[0] if is_getitem(node) else node
         node = before
     sums = all(code in (PARTIAL_SUM, after) for code, after in zip(node.meta.get("layout", ()), end.meta["layout"]))
     return _Chain(node, nodes[-1], tuple(nodes)) if nodes and sums and "layout" in node.meta else None
@@ -100,12 +97,13 @@ def _operand(node: fx.Node) -> fx.Node | None:
     source = node.args[0]
     if not isinstance(source, fx.Node):
         return None
-    if node.target in _ONE:
-        return source if node.args[1] == "sum" else None
-    if node.target is operator.getitem and source.target in _SEVERAL:
-        operands, how = source.args[:2]
-        return operands[node.args[1]] if how == "sum" else None  # type: ignore[index,return-value,call-overload]
-    return source if node.target in (WAIT, torch.ops.aten.contiguous.default) else None
+    if node.target in (WAIT, torch.ops.aten.contiguous.default):
+        return source
+    calls = collective_calls(source if is_getitem(node) else node)
+    if not calls:
+        return None
+    call = calls[int(node.args[1])] if is_getitem(node) else calls[0]  # type: ignore[arg-type]
+    return call.operand if call.kind == "all_reduce" and call.arguments[0] == "sum" else None
 
 
 def _copy(backward: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, fx.Node], list[Any]]:
@@ -121,7 +119,7 @@ def _without(backward: fx.GraphModule, chains: dict[int, _Chain]) -> fx.GraphMod
         results[position] = copies[chain.start]
     graph.output(tuple(results))
     left = [copies[node] for chain in chains.values() for node in chain.nodes]
-    buckets = [copies[node] for node in backward.graph.nodes if node.target in _SEVERAL]
+    buckets = [copies[node] for node in backward.graph.nodes if is_coalesced(node)]
     while left:
         for node in [node for node in left if not node.users]:
             left.remove(node)
@@ -154,7 +152,7 @@ def _resumed(backward: fx.GraphModule, chains: dict[int, _Chain]) -> fx.GraphMod
         with graph.inserting_after(earlier if start.op == "placeholder" else start):
             total = graph.call_function(_ADD, (start, earlier))
         total.meta = dict(start.meta)
-        if head.target is operator.getitem:
+        if is_getitem(head):
             bucket, place = head.args
             operands = list(bucket.args[0])  # type: ignore[union-attr,arg-type]
             operands[place] = total  # type: ignore[index,call-overload]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -226,6 +226,18 @@ def _faults(program: Program) -> Iterator[str]:
             yield f"{node.name} writes into its operand"
         if node.meta.get("phase") == "forward" and any(n.meta.get("phase") == "backward" for n in node.all_input_nodes):
             yield f"{node.name} is in the forward, but needs the backward"
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes and all that they are computed from."""
+    seen: set[fx.Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node not in seen:
+            seen.add(node)
+            queue += node.all_input_nodes
+    return seen
 
 
 def is_random(node: fx.Node) -> bool:

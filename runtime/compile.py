@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -68,7 +69,7 @@ class Compiler:
         if plan is None:
             plan = Plan.from_bytes(share_bytes(groups.control, made))
         if plan.options.disable != options.disable:
-            plan = msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, disable=options.disable))
+            plan = disable(plan, options.disable)
         with groups.together("cutting the batch into micro-batches"):
             if plan.pipeline is not None:
                 program = cut_program(program, plan.pipeline, plan.options.outputs)
@@ -93,14 +94,16 @@ def _lower(program: Program, plan: Plan, groups: StageGroups, compiled: bool) ->
         pieces = stage_pieces(program, plan, coordinate)
         return StagedExecutable(program, plan, *pieces, groups, compiled=compiled)
     # Compiled code may return one memory for two equal values, which nobody may then write into.
-    local = lower(program, disable(plan, "reduce_in_place") if compiled else plan, coordinate, run=False)
+    local = lower(
+        program, disable(plan, (*plan.options.disable, "reduce_in_place")) if compiled else plan, coordinate, run=False
+    )
     return Executable(program, plan, local, groups.whole, compiled=compiled)
 
 
-def disable(plan: Plan, *names: str) -> Plan:
-    """Return the plan without some passes more."""
-    all_names = tuple(sorted({*plan.options.disable, *names}))
-    return msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, disable=all_names))
+def disable(plan: Plan, names: Iterable[str]) -> Plan:
+    """Return the plan with these passes over its lowered program left out, and no others."""
+    options = msgspec.structs.replace(plan.options, disable=tuple(sorted(set(names))))
+    return msgspec.structs.replace(plan, options=options)
 
 
 def share_plan(groups: MeshGroups, plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

@@ -266,10 +266,9 @@ class Executable:
         backward, results, tangents = self._backward, self._gradients, self._incoming(gradients)
         if self._accumulation.more_follow():
             if self._waiting is not None:
-                backward, results = self._waiting.without, self._unreduced(self._waiting)
-        elif "_waiting" in vars(self) and self._waiting is not None:
-            sums = self._unreduced(self._waiting)
-            patterns = [self._pattern(position, sums[position]) for position in self._waiting.layouts]
+                backward, results = self._waiting.without, self._sums
+        elif "_sums" in vars(self) and self._waiting is not None:
+            patterns = [self._pattern(position, self._sums[position]) for position in self._waiting.layouts]
             earlier = earlier_sums([parameters[slot] for slot in self._waiting.slots], patterns)
             if earlier is not None:
                 backward = self._waiting.resumed
@@ -289,9 +288,10 @@ class Executable:
             out.append(self._outgoing(position, slot, results[position], own.take(value)))
         return out
 
-    def _unreduced(self, waiting: WaitingBackward) -> list[Result]:
-        """Return what the backward gives when gradients wait: sums on each rank."""
-        layouts = waiting.layouts
+    @cached_property
+    def _sums(self) -> list[Result]:
+        """What the backward gives when gradients wait: sums on each rank. There once any have waited."""
+        layouts = {} if self._waiting is None else self._waiting.layouts
         return [
             replace(result, layout=layouts[position]) if position in layouts else result
             for position, result in enumerate(self._gradients)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from autopar.passes.program import ancestors
 from autopar.passes.split_phases import GraphOnly
 from autopar.placement import parse_layout
 from autopar.runtime.optimizer_steps import steps_taken
@@ -42,7 +43,7 @@ def take_out_gathers(
     if not kept:
         return None, forward, ()
     parameters = tuple(dict.fromkeys(str(node.meta["tensor"]) for node in kept))
-    needed = _ancestors(kept)
+    needed = ancestors(kept)
     gather = _copy(forward, [n for n in forward.graph.nodes if n in needed], [], kept)
     body = [n for n in forward.graph.nodes if n.op != "output" and n not in kept]
     (results,) = next(node for node in forward.graph.nodes if node.op == "output").args
@@ -51,17 +52,6 @@ def take_out_gathers(
         if "arc" in node.meta and not node.users:
             rest.graph.erase_node(node)
     return gather, rest, parameters
-
-
-def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    seen: set[fx.Node] = set()
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
-        if node not in seen:
-            seen.add(node)
-            queue += node.all_input_nodes
-    return seen
 
 
 def _copy(

@@ -11,6 +11,7 @@ from torch import fx
 
 from ..collective_calls import COALESCED
 from ..cost.collectives import coalesced_seconds
+from ..program import ancestors
 from .edits import Coalesce, Edit, apply_edits
 from .headroom import headroom
 from .setting import Setting
@@ -130,14 +131,7 @@ def _candidates(graph: fx.Graph) -> Iterator[Transfer]:
 
 def _kept_calls(graph: fx.Graph, setting: Setting) -> set[fx.Node]:
     """Return the calls that gather kept copies of parameters, which the runtime runs apart."""
-    queue = [n for n in graph.nodes if (n.meta.get("tensor"), n.meta.get("layout")) in setting.kept]
-    found: set[fx.Node] = set()
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += node.all_input_nodes
-    return found
+    return ancestors(n for n in graph.nodes if (n.meta.get("tensor"), n.meta.get("layout")) in setting.kept)
 
 
 def _new_keys(graph: fx.Graph, old: fx.Graph, keys: dict[str, Key]) -> dict[fx.Node, Key]:

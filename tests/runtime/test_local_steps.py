@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.mesh import Mesh
 from autopar.placement import Layout
-from autopar.runtime.groups import MeshGroups, connect
+from autopar.runtime.groups import MeshGroups
 from autopar.runtime.local_steps import ELEMENTWISE, step_locally
 from autopar.runtime.state import as_dtensor, local_of, make_parameter
 
@@ -23,16 +20,6 @@ LAYOUTS: tuple[tuple[tuple[int, ...], Layout], ...] = (
     ((2, 2), (1, 0)),
     ((3,), (0, -1)),
 )
-
-
-@pytest.fixture
-def groups() -> Iterator[MeshGroups]:
-    """Return the processes of a world of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield connect(lambda: Mesh((1, 1)))
-    finally:
-        dist.destroy_process_group()
 
 
 def parameters_of(groups: MeshGroups) -> list[nn.Parameter]:

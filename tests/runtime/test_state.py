@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import OptionError
 from autopar.mesh import Mesh
-from autopar.runtime.groups import MeshGroups, connect
+from autopar.runtime.groups import MeshGroups
 from autopar.runtime.state import describe_state, lay_out, local_of, mirror, piece_of, require_values
 from tests.runtime.test_shadow import Tied
-
-
-@pytest.fixture
-def groups() -> Iterator[MeshGroups]:
-    """Return the processes of a world of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield connect(lambda: Mesh((1, 1)))
-    finally:
-        dist.destroy_process_group()
 
 
 def test_mirror(groups: MeshGroups) -> None:
