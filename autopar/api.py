@@ -116,7 +116,8 @@ def plan(
     )
     args, named = check_examples(example_inputs, kwargs)
     source = Source.of(model, loss) if loss is not None else Source(model)
-    program = source.capture(take_apart(model, args, named, device=None), stage_mesh(grid), inputs, outputs)
+    call = take_apart(model, args, named, device=None)
+    program = source.capture(call, stage_mesh(grid), inputs, every_output=outputs == "full")
     if isinstance(cluster, Cluster):
         return predict_staged_memory(program, plan_cluster(program, cluster.hardware, options, grid))
     return fit_staged_memory(program, grid, options)

@@ -63,7 +63,9 @@ def verify(
         model = copy_model(model)
         append_loss(model, loss, count_targets(loss))
     call = take_apart(model, args, named, device=None)
-    program = annotate(Source.of(model, None).capture(call, given.mesh, "global", given.options.outputs))
+    wide = given.options.outputs == "full"
+    source = Source.of(model, None)
+    program = annotate(source.capture(call, given.mesh, "global", every_output=wide, fingerprint=given.fingerprint))
     check = verify_ranks if given.pipeline is None else verify_pipeline
     check(model, program, given, args, named, rtol=rtol, optimizer=optimizer)
 

@@ -40,7 +40,7 @@ def capture(
         args: positional example inputs; tensors may be real, meta or fake, only their shapes and dtypes count.
         kwargs: example inputs by keyword.
         training: trace the backward too; by default when the module is in training mode and gradients are enabled.
-        every_output: differentiate every output, also beside a loss, which then is an output like the others.
+        every_output: differentiate every output, also beside a loss.
 
     Raises:
         CaptureError: the inputs do not fit the model, or it can't be traced whole; the message names the user's line.

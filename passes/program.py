@@ -83,7 +83,8 @@ class Program:
         in_spec: pytree spec of ``(args, kwargs)``; tensors and non-tensors alike are leaves.
         out_spec: pytree spec of what the module returns.
         constant_inputs: flat position -> value of input leaves that are no tensors (burnt into the graph).
-        loss: flat position of the scalar loss among the output leaves, or None.
+        loss: flat position of the scalar loss among the output leaves, or None. Outputs beside it have tangents only if
+            every output was asked to be differentiated.
         training: the module was in training mode and the graph has a backward.
         micro_batches: how many times the part of it that depends on the input ``micro_batch`` runs; 1 without one.
     """
@@ -238,6 +239,20 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
             seen.add(node)
             queue += node.all_input_nodes
     return seen
+
+
+def outputs_behind_gradients(program: Program) -> dict[str, frozenset[int]]:
+    """Return, by the placeholder whose gradient it is, the outputs (flat positions) that each gradient comes from.
+
+    Where none of them gets a gradient, one device has None there, not zeros.
+    """
+    behind: dict[fx.Node, frozenset[int]] = {}
+    tangents = {role.node: role.index for role in program.inputs if role.kind == "tangent"}
+    for node in program.graph.nodes:
+        own = frozenset({tangents[node.name]}) if node.name in tangents else frozenset[int]()
+        behind[node] = own.union(*(behind[source] for source in node.all_input_nodes))
+    nodes = program.nodes()
+    return {role.of: behind[nodes[role.node]] for role in program.outputs if role.kind == "gradient" and role.node}
 
 
 def is_random(node: fx.Node) -> bool:

@@ -54,6 +54,7 @@ __all__ = [
     "constant_of",
     "current_backward_sequence",
     "get_decompositions",
+    "graph_is_kept",
     "is_choice_of_functions",
     "is_real",
     "last_forward_sequence",
@@ -309,6 +310,12 @@ def new_dtensor(local: Tensor, spec: Any) -> DTensor:
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd function's backward, in which this is called, drop what it saved, unless the graph is kept."""
     ctx.maybe_clear_saved_tensors()
+
+
+def graph_is_kept() -> bool:
+    """Tell in a backward whether it may run a second time (``retain_graph``)."""
+    kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return kept
 
 
 def step_hooks(optimizer: optimizer_hooks.Optimizer) -> list[Any]:

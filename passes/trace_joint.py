@@ -105,9 +105,9 @@ class Joint:
         differentiable = [
             i for i in trace.tensor_leaves if leaves[i].requires_grad and leaves[i].dtype.is_floating_point
         ]
-        if not self.every_output:
-            trace.loss = loss_of([path for path, _ in trace.leaves], leaves, trace.out_spec)
-        trace.tangents = differentiable if trace.loss is None else [i for i in differentiable if i == trace.loss]
+        trace.loss = loss_of([path for path, _ in trace.leaves], leaves, trace.out_spec)
+        only_loss = trace.loss is not None and not self.every_output
+        trace.tangents = [i for i in differentiable if i == trace.loss or not only_loss]
         if not trace.tangents:
             return []
         self.recorder.phase = "backward"

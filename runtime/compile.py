@@ -48,20 +48,23 @@ class Compiler:
         """All processes."""
         return self.stage.whole
 
-    def make(self, call: Call, options: Options, plan: Plan | None) -> Executable | StagedExecutable:
+    def make(
+        self, call: Call, options: Options, plan: Plan | None, *, every_output: bool = False
+    ) -> Executable | StagedExecutable:
         """Return the executable for a call. Collective.
 
         Args:
             call: the inputs.
             options: what is asked of the plan; the first rank's count.
             plan: a plan to use; None to make one.
+            every_output: differentiate the outputs beside a loss too, as ``outputs="full"`` does by itself.
 
         Raises:
             AutoparError: on every rank, when any rank fails to trace, plan, check or lower.
         """
         groups = self.groups
         with groups.together("tracing the model"):
-            program = self._capture(call, options)
+            program = self._capture(call, options, every_output or options.outputs == "full", plan)
         made: bytes | None = None
         with groups.together("planning"):
             if plan is None and groups.rank == 0:
@@ -80,10 +83,13 @@ class Compiler:
             executable = _lower(program, plan, self.stage, self.compiled)
         return executable
 
-    def _capture(self, call: Call, options: Options) -> Program:
+    def _capture(self, call: Call, options: Options, every_output: bool, plan: Plan | None) -> Program:
         from autopar.passes.annotate import annotate
 
-        return annotate(self.source.capture(call, self.stage.stage.mesh, options.inputs, options.outputs))
+        mesh = self.stage.stage.mesh
+        fingerprint = "" if plan is None else plan.fingerprint
+        capture = self.source.capture
+        return annotate(capture(call, mesh, options.inputs, every_output=every_output, fingerprint=fingerprint))
 
 
 def _lower(program: Program, plan: Plan, groups: StageGroups, compiled: bool) -> Executable | StagedExecutable:

@@ -15,14 +15,16 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, LoweringError
 from autopar.passes.local_program import LocalProgram
-from autopar.passes.program import Input, Output, Program
-from autopar.passes.torch_private import StorageWeakRef, clear_saved_tensors
+from autopar.passes.program import Input, Output, Program, outputs_behind_gradients
+from autopar.passes.torch_private import clear_saved_tensors, graph_is_kept
 from autopar.placement import REPLICATE, Layout, from_dtensor, local_shape, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation, WaitingBackward, earlier_sums
+from autopar.runtime.beside_loss import Again, Widen
 from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.groups import MeshGroups, bind_groups
 from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
+from autopar.runtime.owned import Owned
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
 
@@ -55,6 +57,7 @@ class Executable:
         plan: the plan that it was lowered by.
         local: the lowered program.
         random: it draws random numbers.
+        widen: makes the executable of the same calls that differentiates the outputs beside the loss too.
     """
 
     def __init__(
@@ -87,6 +90,10 @@ class Executable:
         self._tangents = [role for role in local.inputs if role.kind == "tangent"]
         self._tangent_vals = self._tangent_values()
         self._gradient_slots = self._find_gradients()
+        self._behind = outputs_behind_gradients(program)
+        wanted = {role.index for role in self._tangents}
+        self._beside = [result.floating and result.role.index not in wanted for result in self._returns_of_module]
+        self.widen: Widen | None = None
         self._patterns: dict[tuple[int, Layout], DTensor] = {}
         self._accumulation = Accumulation()
         self._parameter_slots = [i for i, slot in enumerate(self.slots) if slot.role.kind == "parameter"]
@@ -247,10 +254,22 @@ class Executable:
         """Return the parameters among the arguments of the forward, by position."""
         return {index: tensors[index] for index in self._parameter_slots}
 
+    def again(self, tensors: Sequence[Tensor]) -> Again | None:
+        """Return what a forward has to leave to run again; None if no gradient can make that necessary."""
+        if self.widen is None or not any(self._beside):
+            return None
+        return Again.of([slot.role.name for slot in self.slots], tensors, self._groups.device, random=self.random)
+
+    def is_wider_wanted(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Tell whether a gradient reached an output that is not differentiated."""
+        return any(beside and gradient is not None for beside, gradient in zip(self._beside, gradients))
+
     def run_backward(
         self, saved: list[Tensor], gradients: Sequence[Tensor | None], parameters: Mapping[int, Tensor]
     ) -> list[Tensor | None]:
         """Return one gradient a placeholder of the forward, from the gradients that reached the outputs.
+
+        None stands where none of the outputs that a gradient comes from was reached, as on one device.
 
         The list of saved tensors is emptied: each is freed after its last use, unless somebody else holds it.
 
@@ -264,6 +283,8 @@ class Executable:
         """
         assert self._backward is not None
         backward, results, tangents = self._backward, self._gradients, self._incoming(gradients)
+        reached = {r.role.index for r, gradient in zip(self._returns_of_module, gradients) if gradient is not None}
+        held: tuple[int, ...] = ()
         if self._accumulation.more_follow():
             if self._waiting is not None:
                 backward, results = self._waiting.without, self._sums
@@ -273,6 +294,7 @@ class Executable:
             if earlier is not None:
                 backward = self._waiting.resumed
                 tangents += earlier
+                held = self._waiting.slots
         own = Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
         saved.clear()
@@ -280,8 +302,9 @@ class Executable:
         with torch.autocast(self._groups.device.type, enabled=False):
             values: list[Any] = list(backward(arguments))
         out: list[Tensor | None] = []
-        for slot, position in zip(self.slots, self._gradient_slots):
-            if position is None:
+        for number, (slot, position) in enumerate(zip(self.slots, self._gradient_slots)):
+            behind = self._behind.get(slot.role.node)
+            if position is None or (behind and not behind & reached and number not in held):
                 out.append(None)
                 continue
             value, values[position] = values[position], None
@@ -361,30 +384,12 @@ def require_unchanged(versions: Sequence[tuple[str, Tensor, int]]) -> None:
             )
 
 
-class Owned:
-    """Hands out tensors that share no memory with each other or with tensors given before.
-
-    Gradients are changed in place (accumulation, clipping, unscaling), so two of them must never be one memory.
-    """
-
-    def __init__(self, taken: Sequence[Tensor]) -> None:
-        # Weak references keep the identity of a storage from being used again, but not its memory.
-        self._taken = {StorageWeakRef(tensor.untyped_storage()) for tensor in taken}
-
-    def take(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or a copy when its memory is taken or not contiguous."""
-        storage = StorageWeakRef(tensor.untyped_storage())
-        if storage in self._taken or not tensor.is_contiguous():
-            return tensor.clone(memory_format=torch.contiguous_format)
-        self._taken.add(storage)
-        return tensor
-
-
 class _Step(torch.autograd.Function):
     """One forward of a program, and its backward."""
 
     @staticmethod
     def forward(ctx: Any, executable: Executable, news: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.again = executable.again(tensors)
         outputs, saved = executable.run_forward(executable.with_copies(tensors), news)
         ctx.executable = executable
         ctx.versions = executable.versions(tensors, saved)
@@ -401,5 +406,11 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)  # raises when they were freed by an earlier backward
         require_unchanged(ctx.versions)
+        executable, again = ctx.executable, ctx.again
         clear_saved_tensors(ctx)
-        return (None, None, *ctx.executable.run_backward(saved, gradients, ctx.parameters))
+        if not graph_is_kept():
+            ctx.again = None
+        if again is not None and executable.is_wider_wanted(gradients):
+            saved.clear()
+            return (None, None, *again.gradients(executable.widen(), gradients))
+        return (None, None, *executable.run_backward(saved, gradients, ctx.parameters))

@@ -15,7 +15,7 @@ from autopar.passes.cost.storages import LiveBytes, StorageLog, kernels_of
 from autopar.passes.insert_collectives import COLLECTIVES
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.torch_private import take_arguments_in_a_list
-from autopar.runtime.execute import Owned
+from autopar.runtime.owned import Owned
 from autopar.runtime.simulate import shard
 from autopar.runtime.state import local_of
 

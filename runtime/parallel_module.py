@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from autopar.runtime.local_steps import step_locally
 from autopar.runtime.rendezvous import meet
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call, Signature, take_apart
+from autopar.runtime.situation import Situation, without_data
 from autopar.runtime.stage_groups import stage_groups
 from autopar.runtime.stage_state import add_nothing, clip_over_stages, full_state_of_stages, own_part
 from autopar.runtime.staged_executable import StagedExecutable
@@ -197,7 +199,7 @@ class _Engine:
     def first(self, call: Call, model: nn.Module) -> None:
         """Plan for the example, then put the parameters where the plan wants them."""
         executable = self._compiler.make(call, self._options, self._given)
-        self._remember(call.signature, executable)
+        self._remember(call, Situation.of(model), executable)
         self._layouts = _layouts(executable.plan)
         if isinstance(executable, StagedExecutable):
             self.places = dict(executable.places)
@@ -245,15 +247,14 @@ class _Engine:
         self._follow()
         return take_apart(self.shadow, args, kwargs, self.groups.device)
 
-    def _follow(self) -> None:
-        module = self._module[0]
-        modes = {name: child.training for name, child in module.named_modules(remove_duplicate=False)}
-        flags = {name: parameter.requires_grad for name, parameter in module.named_parameters(remove_duplicate=False)}
-        self._compiler.source.set_modes(modes, flags)
+    def _follow(self) -> Situation:
+        situation = Situation.of(self._module[0])
+        situation.put(self.shadow)
+        return situation
 
     def _make(self, call: Call) -> Executable | StagedExecutable:
         module = self._module[0]
-        self._follow()
+        situation = self._follow()
         given = self._given if not self._executables else None
         options = self._options
         if self.placed and given is None:
@@ -265,8 +266,21 @@ class _Engine:
             for name, parameter in module.named_parameters():
                 lay_out(parameter, executable.plan.layout(name), self.groups)
             self.placed = True
-        self._remember(call.signature, executable)
+        self._remember(call, situation, executable)
         return executable
+
+    def _wider(self, call: Call, situation: Situation) -> Executable:
+        """Return an executable for a call that differentiates the outputs beside the loss too. Collective."""
+        with situation.again(self.shadow):
+            made = self._compiler.make(call, _pin(self._options, self._module[0]), None, every_output=True)
+        if not isinstance(made, Executable):
+            raise InputError(
+                "a gradient reached an output beside the loss; with all outputs differentiated the call does not fit "
+                "memory= at once, and in micro-batches only the loss is: put the term into the loss inside the module, "
+                "detach it, or allow more memory"
+            )
+        self._executables[call.signature] = made
+        return made
 
     def _pin_stages(self, options: Options) -> Options:
         """Return the options under which parameters stay on their stages, where they lie."""
@@ -291,9 +305,11 @@ class _Engine:
                 "keeps it; give cuts= at modules that start their stage in every mode, or parallelize again"
             )
 
-    def _remember(self, signature: Signature, executable: Executable | StagedExecutable) -> None:
-        self._executables[signature] = executable
+    def _remember(self, call: Call, situation: Situation, executable: Executable | StagedExecutable) -> None:
+        self._executables[call.signature] = executable
         self._current = executable.plan
+        if isinstance(executable, Executable):
+            executable.widen = functools.cache(functools.partial(self._wider, without_data(call), situation))
 
 
 def _layouts(plan: Plan) -> dict[str, Layout]:

@@ -24,8 +24,8 @@ from autopar.passes.schedules import Schedule
 from autopar.passes.stage_pieces import BACKWARD, FORWARD, StagedProgram
 from autopar.plans import MemoryTable, Plan
 
-from .execute import Owned
 from .measure_memory import MakeOptimizer, MemoryMeter, stand_alone, state_tensors
+from .owned import Owned
 from .pipeline import Engine, Stage, Value, take_step
 from .pipeline_steps import DOWN, RUN, Step, step_order
 from .simulate import reduce_pair, shard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -46,15 +46,26 @@ class Source:
         append_loss(shadow, loss, num_targets)
         return cls(shadow, num_targets)
 
-    def capture(self, call: Call, mesh: Mesh, inputs: str, outputs: str = "auto") -> Program:
+    def capture(
+        self, call: Call, mesh: Mesh, inputs: str, *, every_output: bool = False, fingerprint: str = ""
+    ) -> Program:
         """Trace the module on a call; with ``inputs="local"`` on the global batch that its tensors are a share of.
 
-        With ``outputs="full"`` every output is differentiated, also beside a loss.
+        Args:
+            every_output: differentiate the outputs beside a loss too.
+            fingerprint: of the program that a plan is for; they are differentiated too where only that leads to it.
 
         Raises:
             CaptureError: the module can't be traced on these inputs.
             InputError: the loss gets too few inputs.
         """
+        program = self._trace(call, mesh, inputs, every_output)
+        if fingerprint in ("", program.fingerprint()) or every_output or program.loss is None:
+            return program
+        wider = self._trace(call, mesh, inputs, True)
+        return wider if wider.fingerprint() == fingerprint else program
+
+    def _trace(self, call: Call, mesh: Mesh, inputs: str, every_output: bool) -> Program:
         from autopar.passes.capture import capture
 
         args, kwargs = call.args, call.kwargs
@@ -70,14 +81,7 @@ class Source:
             if torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu"):
                 stack.enter_context(torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda")))
             stack.enter_context(torch.set_grad_enabled(call.signature.gradient))
-            return capture(self.module, args, kwargs, training=call.signature.gradient, every_output=outputs == "full")
-
-    def set_modes(self, modes: Mapping[str, bool], requires_grad: Mapping[str, bool]) -> None:
-        """Set the training flag of every module and the gradient flag of every parameter, by full name."""
-        for name, module in self.module.named_modules():
-            module.training = modes.get(name, module.training)
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(requires_grad.get(name, parameter.requires_grad))
+            return capture(self.module, args, kwargs, training=call.signature.gradient, every_output=every_output)
 
 
 def _global_leaf(leaf: Any, parts: int) -> Any:

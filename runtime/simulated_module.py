@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,12 @@ from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.lower import lower_ranks
-from autopar.passes.program import Program
+from autopar.passes.program import Program, outputs_behind_gradients
 from autopar.plans import Plan
 
-from .signature import Signature, take_apart
+from .signature import Call, Signature, take_apart
 from .simulate import assemble, global_shape, run_lockstep, shard
+from .situation import Situation, without_data
 
 Planner = Callable[[Program, Mesh], Plan]
 """``planner(program, mesh)`` returns the plan that a program shall run by."""
@@ -32,6 +34,7 @@ class _Simulation:
     program: Program
     plan: Plan
     ranks: list[LocalProgram]
+    widen: Callable[[], _Simulation]
 
 
 class SimulatedModule(nn.Module):
@@ -71,14 +74,17 @@ class SimulatedModule(nn.Module):
         call = take_apart(self.original, args, kwargs, None)
         simulation = self._simulations.get(call.signature)
         if simulation is None:
-            simulation = self._simulate(call.args, call.kwargs)
-            self._simulations[call.signature] = simulation
+            simulation = self._simulate(without_data(call), Situation.of(self.original))
         return self._run(simulation, call.leaves)
 
-    def _simulate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Simulation:
-        program = annotate(capture(self.original, args, dict(kwargs)))
+    def _simulate(self, call: Call, situation: Situation, every_output: bool = False) -> _Simulation:
+        with situation.again(self.original), torch.set_grad_enabled(call.signature.gradient):
+            program = annotate(capture(self.original, call.args, call.kwargs, every_output=every_output))
         plan = self._planner(program, self._mesh)
-        return _Simulation(program, plan, lower_ranks(program, plan, run=False))
+        widen = functools.cache(functools.partial(self._simulate, call, situation, True))
+        made = _Simulation(program, plan, lower_ranks(program, plan, run=False), widen)
+        self._simulations[call.signature] = made
+        return made
 
     def _run(self, simulation: _Simulation, leaves: Sequence[Any]) -> Any:
         program = simulation.program
@@ -146,24 +152,50 @@ def _backward(
     return gradients
 
 
+@dataclass(frozen=True)
+class _Again:
+    """What a call needs to run again, when a gradient has reached an output beside its loss."""
+
+    names: list[str]
+    feeds: tuple[Tensor, ...]
+    versions: list[int]
+    state: Tensor
+
+    @classmethod
+    def of(cls, simulation: _Simulation, feeds: tuple[Tensor, ...]) -> _Again:
+        names = [role.name for role in simulation.program.inputs if role.kind != "tangent"]
+        return cls(names, feeds, [tensor._version for tensor in feeds], torch.get_rng_state())
+
+    def saved(self, simulation: _Simulation) -> list[list[Tensor]]:
+        changed = [n for n, t, version in zip(self.names, self.feeds, self.versions) if t._version != version]
+        if changed:
+            raise InputError(
+                f"{changed[0]} was changed in place between the forward and a backward that needs it again"
+            )
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(self.state)
+            return _forward(simulation, self.feeds, [])[1]
+
+
 class _Step(torch.autograd.Function):
     """One lock-step forward of all ranks, and its backward."""
 
     @staticmethod
     def forward(ctx: Any, simulation: _Simulation, news: list[Tensor], *feeds: Tensor) -> tuple[Tensor, ...]:
+        ctx.again = _Again.of(simulation, feeds)
         outputs, saved = _forward(simulation, feeds, news)
         ctx.simulation = simulation
         ctx.saved = saved
         ctx.set_materialize_grads(False)
-        wanted = {role.index for role in simulation.program.inputs if role.kind == "tangent"}
-        leaves = [role.index for role in simulation.program.outputs if role.kind == "output" and role.node]
-        beside_loss = simulation.program.loss is not None
+        program = simulation.program
+        wanted = {role.index for role in program.inputs if role.kind == "tangent"}
+        leaves = [role.index for role in program.outputs if role.kind == "output" and role.node]
         ctx.leaves = leaves
         ctx.mark_non_differentiable(
             *[
                 value
                 for value, index in zip(outputs, leaves)
-                if index not in wanted and not (beside_loss and value.is_floating_point())
+                if index not in wanted and not (program.loss is not None and value.is_floating_point())
             ]
         )
         return tuple(outputs)
@@ -172,16 +204,20 @@ class _Step(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         simulation: _Simulation = ctx.simulation
-        program, nodes = simulation.program, simulation.program.nodes()
+        saved = ctx.saved
         reached = {index: gradient for index, gradient in zip(ctx.leaves, gradients) if gradient is not None}
+        if not reached.keys() <= {role.index for role in simulation.program.inputs if role.kind == "tangent"}:
+            simulation = simulation.widen()
+            saved = ctx.again.saved(simulation)
+        program, nodes = simulation.program, simulation.program.nodes()
         tangents = []
         for role in program.inputs:
             if role.kind == "tangent":
                 val = nodes[role.node].meta["val"]
-                gradient = reached.pop(role.index, None)
+                gradient = reached.get(role.index)
                 tangents.append(torch.zeros(val.shape, dtype=val.dtype) if gradient is None else gradient.to(val.dtype))
-        if reached:
-            raise InputError("a gradient reached an output beside the loss; put the term into the loss, or detach it")
-        found = _backward(simulation, ctx.saved, tangents)
+        found = _backward(simulation, saved, tangents)
+        behind = outputs_behind_gradients(program)
         feeds = [role.node for role in program.inputs if role.kind != "tangent"]
-        return (None, None, *(found.get(node) for node in feeds))
+        none = {node for node in feeds if behind.get(node) and not behind[node] & reached.keys()}
+        return (None, None, *(None if node in none else found.get(node) for node in feeds))

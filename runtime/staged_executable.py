@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,11 +14,11 @@ from autopar.errors import InputError
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.micro_batches import INDEX
 from autopar.passes.pipeline_plan import schedule_of
-from autopar.passes.program import Input, Program
+from autopar.passes.program import Input, Program, outputs_behind_gradients
 from autopar.passes.stage_pieces import StagedProgram
 from autopar.placement import REPLICATE, Layout, to_dtensor
 from autopar.plans import Plan
-from autopar.runtime.execute import Owned
+from autopar.runtime.owned import Owned
 from autopar.runtime.pipeline import Stage, take_step
 from autopar.runtime.pipeline_processes import Mail, ProcessEngine, owners, spread
 from autopar.runtime.pipeline_random import starts_of_stages
@@ -71,6 +71,7 @@ class StagedExecutable:
             and (role.kind != "parameter" or self._keeps(role.name))
         ]
         self._nodes = program.nodes()
+        self._behind = outputs_behind_gradients(program)
         ends = local.joint.graph.output_node().args[0]
         self._end_names = [getattr(end, "name", None) for end in ends]  # type: ignore[union-attr]
 
@@ -197,17 +198,21 @@ class StagedExecutable:
         value: Tensor = node.meta["val"]
         return value
 
-    def gradients_of_slots(self, stages: Mapping[int, Stage], given: Sequence[Tensor]) -> list[Tensor | None]:
+    def gradients_of_slots(
+        self, stages: Mapping[int, Stage], given: Sequence[Tensor], reached: Collection[int]
+    ) -> list[Tensor | None]:
         """Return one gradient for each of ``owned``. Collective along the line where an input wants a gradient.
 
         Args:
             given: tensors with which no gradient may share memory.
+            reached: positions of the outputs that a gradient reached; what comes from none of them is None.
         """
         found = {node: value for node, _, value in self.collect_gradients(stages)}
         out: list[Tensor | None] = []
         taken = Owned(given)
         for slot in self._slots:
-            if slot.node not in found:
+            behind = self._behind.get(slot.node)
+            if slot.node not in found or (behind and behind.isdisjoint(reached)):
                 out.append(None)
                 continue
             value = taken.take(found[slot.node])
@@ -296,7 +301,8 @@ class _Call:
         """Run the second part; return the gradients."""
         self._give(gradients)
         self._run(self.executable.order().backward)
-        return self.executable.gradients_of_slots(self.stages, self.given)
+        reached = [index for index, gradient in gradients.items() if gradient is not None]
+        return self.executable.gradients_of_slots(self.stages, self.given, reached)
 
     def _give(self, gradients: Mapping[int, Tensor | None], ones: bool = False) -> None:
         values = self.executable.tangents(gradients)
@@ -324,7 +330,9 @@ class _Step(torch.autograd.Function):
         ctx.executable = executable
         ctx.indices = [role.index for role, _, _ in call.found]
         ctx.gradients = (
-            executable.gradients_of_slots(call.stages, call.given) if executable.gradients == "at once" else None
+            executable.gradients_of_slots(call.stages, call.given, [role.index for role in executable.tangent_roles()])
+            if executable.gradients == "at once"
+            else None
         )
         ctx.call = call if executable.gradients == "later" else None
         flags = executable.differentiable(call.found)

@@ -18,7 +18,7 @@ def cuts_of(model: nn.Module, width: int, mesh: autopar.Mesh, **asked: str) -> t
     options = Options(micro_batches=4, **asked)
     source = Source.of(model, nn.functional.mse_loss)
     inputs = take_apart(model, (torch.zeros(8, width), torch.zeros(8, width)), {}, device=None)
-    program = source.capture(inputs, stage_mesh(mesh), "global", "auto")
+    program = source.capture(inputs, stage_mesh(mesh), "global")
     record = choose_pipeline(program, mesh, options)
     return choose_cuts(cut_program(program, record, "auto"), mesh, record, options)
 

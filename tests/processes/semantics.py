@@ -209,13 +209,59 @@ def with_loss(sizes: tuple[int, ...]) -> Errors:
     }
 
 
-def inner_output(sizes: tuple[int, ...]) -> tuple[dict[str, str], tuple[str, str]]:
-    """Return the kinds of the outputs beside a loss, and the refusal of a gradient that reaches one."""
+def inner_output(sizes: tuple[int, ...]) -> dict[str, str]:
+    """Return the kinds of the outputs beside a loss."""
     built = build("gpt2")
     parallel, _ = split(built, sizes)
     out = parallel(*built[1], **built[2])
-    kinds = {"loss": type(out.loss).__name__, "logits": type(out.logits).__name__, "out": type(out).__name__}
-    return kinds, refusal(lambda: (out.loss + out.logits.full_tensor().sum()).backward())
+    return {"loss": type(out.loss).__name__, "logits": type(out.logits).__name__, "out": type(out).__name__}
+
+
+class Beside(nn.Module):
+    """A loss, and beside it logits and what a head of its own makes; random numbers, and buffers that are updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(6, 12), nn.BatchNorm1d(12)
+        self.head, self.critic = nn.Linear(12, 5), nn.Linear(12, 1)
+        self.register_buffer("shift", torch.ones(6))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return all three."""
+        hidden = F.dropout(self.norm(self.first(x + self.shift)).relu(), 0.3, self.training)
+        logits = self.head(hidden)
+        return {"loss": F.cross_entropy(logits, y), "logits": logits, "value": self.critic(hidden)}
+
+
+def beside_loss(sizes: tuple[int, ...], how: str) -> tuple[Errors, dict[str, Any]]:
+    """Let gradients reach outputs beside the loss in some steps; return errors and what must hold."""
+    torch.manual_seed(1)
+    args = (torch.randn(8, 6), torch.randint(0, 5, (8,)))
+    parallel, reference = split((Beside(), args, {}), sizes, how)
+    errors: Errors = {}
+    facts: dict[str, Any] = {"none": []}
+    steps = ((), ("logits", "value"), (), ("value",))
+    for number, names in enumerate(steps):
+        for module in (parallel, reference):
+            module.zero_grad()
+            torch.manual_seed(number)
+            out = module(*args)
+            after = torch.get_rng_state()
+            whole = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in out.items()}
+            if number == 3:
+                whole["loss"].backward(retain_graph=True)
+            terms = [whole[name].square().mean() for name in names]
+            torch.stack([*([whole["loss"]] if number != 3 else []), *terms]).sum().backward()
+            facts[f"generator {number}"] = torch.equal(after, torch.get_rng_state())
+        errors[f"gradients {number}"] = worst(gradients(parallel), gradients(reference))
+        errors[f"buffers {number}"] = worst(dict(parallel.named_buffers()), dict(reference.named_buffers()))
+        facts["none"].append([m.critic.weight.grad is None for m in (parallel, reference)])  # type: ignore[union-attr]
+    fresh, _ = split((Beside(), args, {}), sizes)
+    value = fresh(*args)["value"].full_tensor().sum()
+    fresh.get_buffer("shift").add_(1)
+    facts["changed"] = refusal(value.backward)
+    return on_first(errors), facts
 
 
 def stale_optimizer(sizes: tuple[int, ...]) -> tuple[str, str]:

@@ -68,10 +68,20 @@ def test_loss_behind_a_module(pool: Pools) -> None:
 
 
 def test_outputs_beside_a_loss(pool: Pools) -> None:
-    """Beside a loss other outputs lie where they are, and a gradient that reaches one is refused."""
-    for kinds, refused in pool(2).run(semantics.inner_output, (2,)):
+    """Beside a loss other outputs lie where they are."""
+    for kinds in pool(2).run(semantics.inner_output, (2,)):
         assert kinds == {"loss": "Tensor", "logits": "DTensor", "out": "CausalLMOutputWithCrossAttentions"}
-        assert refused[0] == "InputError" and "use outputs='full'" in refused[1]
+
+
+@pytest.mark.parametrize("how", ["best", "random"])
+def test_gradients_beside_a_loss(pool: Pools, how: str) -> None:
+    """A gradient that reaches an output beside the loss makes the call run again: masks, buffers and None as before."""
+    for errors, facts in pool(2).run(semantics.beside_loss, (2,), how):
+        assert_small(errors)
+        assert facts.pop("none") == [[True, True], [False, False], [True, True], [False, False]]
+        refused = facts.pop("changed")
+        assert refused[0] == "InputError" and "shift was changed in place" in refused[1]
+        assert all(facts.values()), facts
 
 
 def test_stale_optimizer(pool: Pools) -> None:

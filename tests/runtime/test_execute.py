@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from autopar.errors import InputError
-from autopar.runtime.execute import Owned, require_unchanged
+from autopar.runtime.execute import require_unchanged
+from autopar.runtime.owned import Owned
 
 
 def test_gradients_own_their_memory() -> None:
