@@ -68,8 +68,8 @@ def plan(
         inputs: ``"global"`` when every rank will pass the global batch, ``"local"`` when it passes its share of dim 0
             over the first mesh axis; the example is of the same kind.
         outputs: ``"full"`` (plain tensors, all differentiable), ``"lie"`` (DTensors where they lie) or ``"auto"``:
-            full, but beside a loss where they lie, and differentiated once a gradient reaches one. With micro-batches or stages ``"auto"``
-            leaves the outputs beside a loss out: None stands in their place.
+            full, but beside a loss where they lie, and differentiated once a gradient reaches one. With micro-batches
+            or stages ``"auto"`` leaves the outputs beside a loss out: None stands in their place.
         micro_batches: cut the batch (dim 0 of the inputs) into this many parts, which run one after the other; the
             result is that of the whole batch. By default as few as fit ``memory``, or four a stage where the mesh has
             an axis ``pp``.

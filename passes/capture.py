@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch.utils import _pytree as pytree
 from autopar.errors import AutoparError, CaptureError
 
 from . import torch_private
+from .check_repeats import check_repeats
 from .check_trace import check_trace, constants_of
 from .clean_graph import clean_graph
 from .decompositions import decomposition_table
 from .output_leaves import holds_tensors
 from .preserve_model import PreservedModel
 from .program import Input, Output, Program
+from .python_state import KeptGenerators, PythonState
 from .trace_joint import Joint, RawTrace
 from .trace_recorder import raising_line, raising_module
 
@@ -62,12 +64,12 @@ def capture(
         return Joint(model, names, kinds, in_spec, leaves, wants, every_output)
 
     try:
-        trace = _trace(joint(), tensors)
+        trace = _trace(joint, tensors)
     except CaptureError as first:
         # Many models look at values, or call a kernel of one device, only when they are not compiled.
         try:
             with torch_private.as_if_compiling():
-                trace = _trace(joint(), tensors)
+                trace = _trace(joint, tensors)
         except CaptureError as second:
             # What only happens when compiled says nothing about the model as it runs.
             raise second if isinstance(second.__cause__, torch_private.DATA_DEPENDENT) else first from first.__cause__
@@ -170,21 +172,35 @@ def _check_devices(roles: list[tuple[Input, Tensor]]) -> None:
         )
 
 
-def _trace(joint: Joint, tensors: list[Tensor]) -> RawTrace:
+def _trace(make: Callable[[], Joint], tensors: list[Tensor]) -> RawTrace:
     """Run the joint function on fake CPU tensors; a failure becomes a CaptureError that names the user's line."""
-    model = PreservedModel(joint.model)
+    joint = make()
+    with KeptGenerators(), _on_fakes(joint.model, tensors) as (fakes, model):
+        state = PythonState(joint.model)
+        joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
+        changed, drawn = state.changed(), state.drawn()
+    model.refuse_state(constants_of(joint.trace.graph_module))
+    if changed or drawn:
+        again = make()
+        with _on_fakes(again.model, tensors) as (fakes, _):
+            check_repeats(again, fakes, changed, drawn)
+    return joint.trace
+
+
+@contextmanager
+def _on_fakes(module: nn.Module, tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], PreservedModel]]:
+    """Give fake CPU tensors like ``tensors``, with the model to be put back; failures become CaptureErrors."""
     elsewhere = torch.get_default_device().type != "cpu"
     on_cpu = torch.device("cpu") if elsewhere else nullcontext()
+    model = PreservedModel(module)
     with model, on_cpu, torch_private.FakeTensorMode(allow_non_fake_inputs=True), torch_private.quiet():
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for t in tensors]
         try:
-            joint.trace.graph_module = torch_private.trace_graph(joint, fakes, decomposition_table())
+            yield fakes, model
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(_failure(error, joint.model)) from error
-    model.refuse_state(constants_of(joint.trace.graph_module))
-    return joint.trace
+            raise CaptureError(_failure(error, module)) from error
 
 
 def _failure(error: Exception, model: nn.Module) -> str:

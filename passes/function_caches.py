@@ -20,8 +20,7 @@ _KIND = functools._lru_cache_wrapper
 
 def caches_of(model: nn.Module) -> list[Cached]:
     """Return the ``functools`` caches of the classes of a model's modules and of the files that define them."""
-    classes = {cls: None for module in model.modules() for cls in type(module).__mro__ if not _of_torch(cls)}
-    files = {cls.__module__: None for cls in classes}
+    classes, files = code_of(model)
     found: dict[int, Cached] = {}
     for cls in classes:
         for value in vars(cls).values():
@@ -31,6 +30,12 @@ def caches_of(model: nn.Module) -> list[Cached]:
             if isinstance(value, _KIND) or getattr(value, "__module__", None) == name:
                 found.update((id(cache), cache) for cache in _below(value))
     return list(found.values())
+
+
+def code_of(model: nn.Module) -> tuple[list[type], list[str]]:
+    """Return the classes of a model's modules, and the names of the Python modules that define them; none of torch."""
+    classes = {cls: None for module in model.modules() for cls in type(module).__mro__ if not _of_torch(cls)}
+    return list(classes), list({cls.__module__: None for cls in classes})
 
 
 def _of_torch(cls: type) -> bool:

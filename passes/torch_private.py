@@ -57,6 +57,7 @@ __all__ = [
     "graph_is_kept",
     "is_choice_of_functions",
     "is_real",
+    "is_transforming",
     "last_forward_sequence",
     "new_dtensor",
     "new_placeholder",
@@ -310,6 +311,11 @@ def new_dtensor(local: Tensor, spec: Any) -> DTensor:
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd function's backward, in which this is called, drop what it saved, unless the graph is kept."""
     ctx.maybe_clear_saved_tensors()
+
+
+def is_transforming() -> bool:
+    """Tell whether a transform of ``torch.func`` (vmap, grad, jvp, ...) runs now."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def graph_is_kept() -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,14 +71,9 @@ class Joint:
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Run forward and backward on traced tensors; return the raw graph's outputs."""
         with self.recorder.watching(torch_private.tracing_graph()), torch.set_grad_enabled(any(self.wants)):
-            wrapped = [torch_private.wrap(a) for a in arguments]
-            for tensor, want in zip(wrapped, self.wants):
-                tensor.requires_grad_(want)
+            wrapped = self._wrapped(arguments)
             before = [torch_private.unwrap(tensor) for tensor in wrapped]
-            state = {name: t for name, kind, t in zip(self.names, self.kinds, wrapped) if kind != "input"}
-            flat = self._filled(iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
-            with torch_private.swapped_tensors(self.model, state), torch_private.without_checkpoints():
-                average_by_tensors(self.model)
+            with self._in_place(wrapped) as (state, flat):
                 with TraceOps(self.recorder):
                     leaves = self._forward(flat)
                 # A view of what was written to is computed when it is unwrapped: that belongs to the forward too.
@@ -86,6 +82,33 @@ class Joint:
                     torch_private.unwrap(buffer)
                 gradients = self._backward(leaves, wrapped)
             return [*results, *gradients, *self._written(wrapped, before, state)]
+
+    def run_forward(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
+        """Run the forward alone on traced tensors; return output leaves and buffers, and what is no tensor."""
+        watching, gradients = (
+            self.recorder.watching(torch_private.tracing_graph()),
+            torch.set_grad_enabled(any(self.wants)),
+        )
+        with watching, gradients, self._in_place(self._wrapped(arguments)) as (_, flat):
+            with TraceOps(self.recorder):
+                leaves = self._forward(flat)
+            tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self.model.buffers()]
+            return [torch_private.unwrap(t) for t in tensors], [leaf for _, leaf in self.trace.leaves]
+
+    def _wrapped(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        wrapped = [torch_private.wrap(a) for a in arguments]
+        for tensor, want in zip(wrapped, self.wants):
+            tensor.requires_grad_(want)
+        return wrapped
+
+    @contextmanager
+    def _in_place(self, wrapped: Sequence[Tensor]) -> Iterator[tuple[dict[str, Tensor], tuple[Any, Any]]]:
+        """Put traced tensors in place of the model's own; give those, and the inputs of the call."""
+        state = {name: t for name, kind, t in zip(self.names, self.kinds, wrapped) if kind != "input"}
+        flat = self._filled(iter(t for t, kind in zip(wrapped, self.kinds) if kind == "input"))
+        with torch_private.swapped_tensors(self.model, state), torch_private.without_checkpoints():
+            average_by_tensors(self.model)
+            yield state, flat
 
     def _filled(self, tensors: Iterator[Tensor]) -> tuple[Any, Any]:
         """Return ``(args, kwargs)`` with traced tensors in place of the example inputs."""

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from autopar.errors import CaptureError
+
 from . import (
     torch_private,
     trace_attention,
@@ -32,7 +34,7 @@ from . import (
 from .trace_checks import passing_number, passing_value
 from .trace_constants import READS, Constants, NotConstant
 from .trace_flat import FlatViews
-from .trace_recorder import TraceRecorder, first_frame
+from .trace_recorder import TraceRecorder, first_frame, user_line
 
 Rewrite = Callable[..., Any]
 
@@ -46,6 +48,9 @@ REWRITES: dict[Any, Rewrite] = {
     **trace_random.REWRITES,
 }
 """Torch function -> rewrite; a rewrite takes the flat views, then the function's own arguments."""
+
+_DIFFERENTIATED = frozenset(REWRITES) - frozenset(trace_random.REWRITES)
+"""Rewrites that bring a gradient of their own, which the transforms of ``torch.func`` do not know."""
 
 MASKED = (torch.Tensor.__getitem__, torch.Tensor.masked_select, torch.masked_select)
 """Functions that read at a mask, whose result has a known shape when the mask is a constant."""
@@ -66,7 +71,7 @@ class TraceOps(TorchFunctionMode):
         self._mirrored = torch.is_autocast_enabled("cuda")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = _default_generator(func, kwargs or {})
         if getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
         outermost = not self.recorder.source
@@ -124,7 +129,7 @@ class TraceOps(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _trace(self, func: Any, args: Any, kwargs: Any) -> Any:
-        rewrite = REWRITES.get(func)
+        rewrite = None if func in _DIFFERENTIATED and torch_private.is_transforming() else REWRITES.get(func)
         if rewrite is not None:
             result = rewrite(self.flat, *args, **kwargs)
             if result is not NotImplemented:
@@ -160,6 +165,25 @@ def _without_guards(func: FunctionType) -> FunctionType:
 
 def _never(*args: Any) -> bool:
     return False
+
+
+def _default_generator(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments without a generator; numbers are drawn from the default one.
+
+    Raises:
+        CaptureError: it is another one, whose state no program could carry on.
+    """
+    generator = kwargs.get("generator")
+    if not isinstance(generator, torch.Generator):
+        return kwargs
+    if generator is not torch.default_generator:
+        line = user_line(sys._getframe(1))
+        raise CaptureError(
+            f"{getattr(func, '__name__', func)} draws from a torch.Generator of the model's own"
+            f"{f' at {line}' if line else ''}, whose state a compiled program can't carry on. Draw from the default "
+            "generator (leave generator= out), or outside of the model and pass the numbers in."
+        )
+    return {key: value for key, value in kwargs.items() if key != "generator"}
 
 
 def _on_cpu(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

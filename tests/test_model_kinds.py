@@ -89,6 +89,14 @@ def recurrent(x: Tensor, lstm: Any, gru: Any) -> Tensor:
     return out.sum() + hidden.pow(2).sum() + cell.sum() + gru(x.view(4, 2, 3))[0].pow(2).sum()
 
 
+def transforms(x: Tensor) -> Tensor:
+    weight = x[:, :4].detach()
+    slopes = torch.vmap(torch.func.jacrev(lambda row: (x.t() @ x) @ row.sin()))(x)
+    _, along = torch.func.jvp(lambda y: F.softmax(y @ x.t(), -1), (x,), (torch.ones_like(x),))
+    ensemble = torch.vmap(lambda w, y: F.linear(y, w).tanh(), in_dims=(0, None))(weight.expand(3, 4, 4), x[:, :4])
+    return slopes.sum() + along.pow(2).sum() + ensemble.pow(2).sum() + torch.func.grad(lambda y: y.norm())(x).sum()
+
+
 KINDS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[nn.Module, ...]]]] = {
     "in place on views": (in_place_on_views, tuple),
     "gradient hook": (gradient_hook, tuple),
@@ -102,6 +110,7 @@ KINDS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[nn.Module, ...]
     "scans": (lambda x: x.cumsum(0) * x.cumprod(1) + x.logcumsumexp(1) + x.cummax(0)[0].flip(1).cumsum(1), tuple),
     "gradient inside": (lambda x: torch.autograd.grad((x.sin() * x).sum(), x, create_graph=True)[0].pow(2), tuple),
     "vmap": (lambda x: torch.vmap(lambda row: (row[:, None] * row[None, :]).sum())(x), tuple),
+    "transforms": (transforms, tuple),
     "recurrent": (
         recurrent,
         lambda: (
