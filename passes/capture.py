@@ -258,7 +258,7 @@ def _program(
 def _outputs(
     trace: RawTrace, roles: tuple[Input, ...], graph_module: fx.GraphModule
 ) -> tuple[list[Output], list[fx.Node | None]]:
-    """Return the output roles and what the graph returns for each: leaves, gradients, new buffer values."""
+    """Return the output roles and what the graph returns for each: leaves, gradients, new values."""
     values: list[fx.Node] = list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
     num_leaves = len(trace.tensor_leaves)
     leaf_values = dict(zip(trace.tensor_leaves, values))
@@ -276,7 +276,7 @@ def _outputs(
             outputs.append(Output("gradient", role.name, node.name if node else None, of=role.node))
             nodes.append(node)
     for role in roles:
-        if role.kind == "buffer" and role.name in buffers:
+        if role.kind in ("buffer", "input") and role.name in buffers:
             node = buffers[role.name]
             outputs.append(Output("buffer", role.name, node.name, of=role.node))
             nodes.append(node)

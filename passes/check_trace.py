@@ -54,9 +54,10 @@ def check_trace(trace: RawTrace, model: nn.Module, names: list[str]) -> None:
     results: Any = trace.graph_module.graph.output_node().args[0]
     for name, result in zip(trace.written, results[len(results) - len(trace.written) :]):
         if result.meta.get("phase") == "backward":
+            kind = "buffer" if any(name == full for full, _ in model.named_buffers()) else "input"
             raise CaptureError(
-                f"the buffer {name} is written to by the backward{_at(result)}; a parallel program takes the new "
-                "values of buffers from the forward. Write to it in forward(), or after the step."
+                f"the {kind} {name} is written to by the backward{_at(result)}; a parallel program takes the new "
+                f"values of {kind}s from the forward. Write to it in forward(), or after the step."
             )
     placeholders = [node for node in trace.graph_module.graph.nodes if node.op == "placeholder"]
     for i in trace.missing:

@@ -57,6 +57,12 @@ def micro_batches(
         annotate(program)
     if program.loss is not None and outputs == "auto":
         program = _only_loss(program)
+    for role in program.outputs:
+        if role.kind == "buffer" and program.input_of(role.of).kind == "input":
+            raise OptionError(
+                f"the model writes into its input {role.name}, of which micro-batches have a part each; write into a "
+                "copy in the model, or run the batch at once (micro_batches=1)"
+            )
     choices = choose_micro_batches(program, count)
     for _ in range(_MAX_TRIES):
         made = [_Cutting(program, count, choices, outputs, index) for index in sorted({0, 1, count - 1} - {count})]

@@ -56,7 +56,8 @@ class Output:
     """The role of one element of the output list.
 
     Attributes:
-        kind: an output leaf of the module, the gradient of an input, or the new value of a buffer.
+        kind: an output leaf of the module, the gradient of an input, or the new value of a buffer (or of an input that
+            the model writes to).
         name: the leaf's path (``['loss']``, ``[0]``), or the full name or path of what ``of`` carries.
         node: the name of the node that computes it; None for a constant leaf or a gradient that does not exist.
         index: the leaf's flat position for an output.

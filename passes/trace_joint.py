@@ -34,7 +34,7 @@ class RawTrace:
         loss: position of the loss, or None.
         tangents: positions of the leaves that have a tangent, in the order of their placeholders.
         gradients: positions, among the arguments, that have a gradient.
-        written: names of the buffers that have a new value.
+        written: names of the buffers and inputs that have a new value.
         missing: positions, among the arguments that want a gradient, of those that have none.
     """
 
@@ -150,7 +150,7 @@ class Joint:
             new = torch_private.unwrap(now)
             if new is old:
                 continue
-            if kind != "buffer":
+            if kind == "parameter" or tensor.requires_grad:
                 raise CaptureError(_written_message(kind, name))
             self.trace.written.append(name)
             results.append(new)
@@ -166,8 +166,9 @@ def _tangent(name: str, like: Tensor) -> Tensor:
 
 def _written_message(kind: str, name: str) -> str:
     advice = {
-        "input": "Write into a copy (x = x.clone()), or make it a buffer.",
+        "input": "Write into a copy (x = x.clone()).",
         "parameter": "Change parameters after the optimizer's step, outside of forward (an Embedding with max_norm "
         "writes in every forward: make it without, and renormalize its weight there), or make it a buffer.",
     }
-    return f"the model writes into its {kind} {name} while it runs; a parallel program can't do that. {advice[kind]}"
+    what = f"{kind} {name}{', which wants a gradient,' if kind == 'input' else ''}"
+    return f"the model writes into its {what} while it runs; a parallel program can't do that. {advice[kind]}"

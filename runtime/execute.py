@@ -27,6 +27,7 @@ from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
 from autopar.runtime.owned import Owned
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
+from autopar.runtime.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,10 @@ class Executable:
         self._accumulation = Accumulation()
         self._parameter_slots = [i for i, slot in enumerate(self.slots) if slot.role.kind == "parameter"]
         for result in self._returns:
-            if result.role.kind == "buffer" and any(code != REPLICATE for code in result.layout):
-                raise LoweringError(f"the new value of the buffer {result.role.name} should be whole, but it is split")
-        updated = {result.role.of for result in self._returns if result.role.kind == "buffer"}
-        self._updated = [slot.role.node in updated for slot in self.slots]
+            if result.role.kind == "buffer" and result.layout != local.input_layouts[result.role.of]:
+                raise LoweringError(f"the new value of {result.role.name} does not lie as the old one does")
+        self._updates = Updates(program)
+        self._updated = [slot.role.node in self._updates.nodes for slot in self.slots]
 
     def _ready(self, half: fx.GraphModule) -> fx.GraphModule:
         """Return a half of the program as it runs here."""
@@ -139,11 +140,12 @@ class Executable:
         Args:
             parameters: full name -> parameter.
             buffers: full name -> buffer.
-            leaves: the flat leaves of the call.
+            leaves: the flat leaves of the call; those that the model writes to are updated in place.
 
         Raises:
             InputError: a tensor has another local shape or dtype than the program was lowered for.
         """
+        self._updates.require_own_memory(leaves)
         tensors = []
         for slot, updated in zip(self.slots, self._updated):
             tensor = self._tensor_for(slot, parameters, buffers, leaves)
@@ -154,9 +156,7 @@ class Executable:
                 values = self._place(self.run_forward([t.detach() for t in self.with_copies(tensors)], news)[0])
         else:
             values = _Step.apply(self, news, *tensors)
-        with torch.no_grad():
-            for result, value in zip([r for r in self._returns if r.role.kind == "buffer"], news):
-                buffers[result.role.name].copy_(value)
+        self._updates.write(news, buffers, leaves)
         out: list[Any] = []
         stream = iter(values)
         for role in self.local.outputs:

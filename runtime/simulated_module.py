@@ -24,6 +24,7 @@ from autopar.plans import Plan
 from .signature import Call, Signature, take_apart
 from .simulate import assemble, global_shape, run_lockstep, shard
 from .situation import Situation, without_data
+from .updates import Updates
 
 Planner = Callable[[Program, Mesh], Plan]
 """``planner(program, mesh)`` returns the plan that a program shall run by."""
@@ -98,15 +99,17 @@ class SimulatedModule(nn.Module):
                 feeds.append(buffers[role.name].clone())
             elif role.kind == "input":
                 feeds.append(leaves[role.index])
+        updates = Updates(program)
+        updates.require_own_memory(leaves)
+        kept = [role.node for role in program.inputs if role.kind != "tangent"]
+        feeds = [feed.clone() if node in updates.nodes else feed for node, feed in zip(kept, feeds)]
         news: list[Tensor] = []
         if simulation.ranks[0].backward is None:
             with torch.no_grad():
                 values = _forward(simulation, feeds, news)[0]
         else:
             values = list(_Step.apply(simulation, news, *feeds))
-        with torch.no_grad():
-            for result, new in zip([r for r in program.outputs if r.kind == "buffer" and r.node], news):
-                buffers[result.name].copy_(new)
+        updates.write(news, buffers, leaves)
         stream = iter(values)
         out = [r.constant if r.node is None else next(stream) for r in program.outputs if r.kind == "output"]
         return pytree.tree_unflatten(out, program.out_spec)

@@ -50,7 +50,7 @@ class Reference:
     Attributes:
         leaves: the output's flat leaves.
         gradients: placeholder name -> gradient, None where the module has none.
-        buffers: full name -> value after the step.
+        buffers: full name -> value after the step; inputs too, which a model may write to.
         values: placeholder name -> the global tensor that the program is fed.
     """
 
@@ -164,6 +164,7 @@ def run_original(
         if role.kind in ("parameter", "input")
     }
     buffers = {name: buffer.detach() for name, buffer in copied.named_buffers()}
+    buffers |= {role.name: flat[role.index].detach() for role in program.inputs if role.kind == "input"}
     return Reference([_detached(leaf) for leaf in leaves], gradients, buffers, values)
 
 
@@ -200,11 +201,12 @@ def differences(program: Program, result: StepResult, reference: Reference, rtol
                 f"the gradient of {role.name}", expected, value, _tolerance(expected, coarsest, rtol, largest)
             )
     new = {role.name: value for role, value in found if role.kind == "buffer"}
-    old = {role.name: reference.values[role.node] for role in program.inputs if role.kind == "buffer"}
+    kept = [role for role in program.inputs if role.kind in ("buffer", "input")]
+    old, kinds = {r.name: reference.values[r.node] for r in kept}, {r.name: r.kind for r in kept}
     for name, buffer in reference.buffers.items():
         if name in old:
             allowed = _tolerance(buffer, coarsest, rtol, scale)
-            faults += _compare(f"the buffer {name}", buffer, new.get(name, old[name]), allowed)
+            faults += _compare(f"the {kinds[name]} {name}", buffer, new.get(name, old[name]), allowed)
     return faults
 
 

@@ -307,7 +307,10 @@ class _Builder:
             if output.node is None or output.kind == "gradient":
                 continue
             layouts = self._whole()
-            if output.kind == "output" and self._may_lie(output):
+            if output.kind == "buffer":
+                role = self.program.input_of(output.of)
+                layouts = self._whole() if role.kind == "buffer" else self._input_layout(role, self._value(output.node))
+            elif output.kind == "output" and self._may_lie(output):
                 layouts = self._complete_layouts(self._value(output.node))
             self._add(output_name(position), Decision(output_name(position), layouts_as_strategies(layouts)))
             for role in self.program.inputs:

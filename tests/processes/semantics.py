@@ -264,6 +264,37 @@ def beside_loss(sizes: tuple[int, ...], how: str) -> tuple[Errors, dict[str, Any
     return on_first(errors), facts
 
 
+class Shifts(nn.Module):
+    """A model that writes into an input, twice the rows of which it reads before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Return a loss."""
+        loss = (self.layer(x) * seen.exp()).square().mean()
+        seen.mul_(0.5).add_(x)
+        return loss
+
+
+def written_input(sizes: tuple[int, ...], inputs: str) -> list[Errors]:
+    """Let a model write into an input, whole or this rank's share of it; return the errors after two steps."""
+    torch.manual_seed(2)
+    x, seen = torch.randn(8, 6), torch.randn(8, 6)
+    share = slice(None) if inputs == "global" else slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+    ours, theirs = seen[share].clone(), seen.clone()
+    parallel, reference = split((Shifts(), (x[share], ours), {}), sizes, inputs=inputs)
+    for _ in range(2):
+        parallel(x[share], ours).backward()
+        reference(x, theirs).backward()
+    return [
+        {"input": worst({"seen": ours}, {"seen": theirs[share]})},
+        on_first({"gradients": worst(gradients(parallel), gradients(reference))}),
+    ]
+
+
 def stale_optimizer(sizes: tuple[int, ...]) -> tuple[str, str]:
     """Step an optimizer that was built before parallelize."""
     model, args, _ = build("mlp")

@@ -84,6 +84,14 @@ def test_gradients_beside_a_loss(pool: Pools, how: str) -> None:
         assert all(facts.values()), facts
 
 
+@pytest.mark.parametrize("inputs", ["global", "local"])
+def test_written_input(pool: Pools, inputs: str) -> None:
+    """An input that the model writes to is changed in place, also where each rank has its share."""
+    for ranks in pool(2).run(semantics.written_input, (2,), inputs):
+        for errors in ranks:
+            assert_small(errors)
+
+
 def test_stale_optimizer(pool: Pools) -> None:
     """An optimizer of the original's parameters is refused instead of doing nothing."""
     for refused in pool(2).run(semantics.stale_optimizer, (2,)):
