@@ -230,7 +230,12 @@ hugging_face(
     BOTH,
     "FSMTForConditionalGeneration",
     {**BART, "langs": ["en", "de"], "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB},
-    text(use_cache=False),
+    # Without masks of its own the decoder looks whether any token is padding.
+    lambda: {
+        **text(use_cache=False)(),
+        "decoder_input_ids": words(),
+        "decoder_attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.int64),
+    },
 )
 hugging_face(
     "prophetnet",
