@@ -201,7 +201,7 @@ def differences(program: Program, result: StepResult, reference: Reference, rtol
                 f"the gradient of {role.name}", expected, value, _tolerance(expected, coarsest, rtol, largest)
             )
     new = {role.name: value for role, value in found if role.kind == "buffer"}
-    kept = [role for role in program.inputs if role.kind in ("buffer", "input")]
+    kept = [r for r in program.inputs if r.kind in ("buffer", "input") and r.node in reference.values]
     old, kinds = {r.name: reference.values[r.node] for r in kept}, {r.name: r.kind for r in kept}
     for name, buffer in reference.buffers.items():
         if name in old:
