@@ -33,7 +33,7 @@ CHUNKS = (2, 4, 8)
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Samples of a micro-batch that are tried, besides the whole batch of a data rank."""
 
-MOST_PROGRAMS = 600
+MOST_PROGRAMS = 1500
 """Linear programs at most for the cuts of one candidate."""
 
 SPARE = 0.92

@@ -52,6 +52,9 @@ class StageCost:
 Term = tuple[int, Literal["forward", "input", "weight", "send", "step"]]
 """A stage and one of its costs in seconds."""
 
+Path = Mapping[Term, float]
+"""How often each cost lies on a path, or on the mean of several."""
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -104,16 +107,16 @@ def longest_paths(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[tuple
 
 
 def _run(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[list[float], list[float]]:
-    """Return when every action ends, in the order of ``_dependencies``, and every rank."""
-    seconds = [[cost.seconds(kind) for kind in _KINDS] for cost in costs]
+    """Return when every action ends, in the order of ``dependencies``, and every rank."""
+    seconds = [[cost.seconds(kind) for kind in KINDS] for cost in costs]
     delays = [cost.send_s for cost in costs]
     ends: list[float] = []
-    for stage, kind, before, source, send in _dependencies(schedule):
+    for stage, kind, before, source, send in dependencies(schedule):
         begin = ends[before] if before >= 0 else 0.0
         if source >= 0:
             begin = max(begin, ends[source] + (delays[send] if send >= 0 else 0.0))
         ends.append(begin + seconds[stage][kind])
-    return ends, [ends[last] + _step_s(schedule, costs, rank) for rank, last in enumerate(_lasts(schedule))]
+    return ends, [ends[last] + _step_s(schedule, costs, rank) for rank, last in enumerate(last_actions(schedule))]
 
 
 def _step_s(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> float:
@@ -131,10 +134,13 @@ def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...
     return tuple(out)
 
 
-_KINDS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
-_TERMS: tuple[tuple[Literal["forward", "input", "weight"], ...], ...] = (
+KINDS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+"""Kinds of actions by their index."""
+
+TERMS: tuple[tuple[Literal["forward", "input", "weight"], ...], ...] = (
     ("forward",), ("input", "weight"), ("input",), ("weight",),
 )  # fmt: skip
+"""The costs of each of ``KINDS``."""
 
 Step = tuple[int, int, int, int, int]
 """Of an action: its stage, the index of its kind, of the action before it on its rank and of the one whose result it
@@ -142,7 +148,7 @@ needs (-1 for none), and the stage behind which that result travels (-1 when it 
 
 
 @lru_cache(maxsize=64)
-def _dependencies(schedule: Schedule) -> tuple[Step, ...]:
+def dependencies(schedule: Schedule) -> tuple[Step, ...]:
     """Return all actions in an order in which everything that an action waits for comes before it."""
     known: dict[tuple[int, str, int], int] = {}
     order: list[Step] = []
@@ -170,7 +176,7 @@ def _dependencies(schedule: Schedule) -> tuple[Step, ...]:
                     send = min(other, stage) if rank_of[other] != rank else -1
                 before = known[_key(row[at[rank] - 1])] if at[rank] else -1
                 known[stage, kind, number] = len(order)
-                order.append((stage, _KINDS.index(kind), before, needs, send))
+                order.append((stage, KINDS.index(kind), before, needs, send))
                 at[rank] += 1
                 stuck = False
         waiting = [rank for rank in waiting if at[rank] < len(schedule.actions[rank])]
@@ -182,10 +188,10 @@ def _dependencies(schedule: Schedule) -> tuple[Step, ...]:
 
 
 @lru_cache(maxsize=64)
-def _lasts(schedule: Schedule) -> tuple[int, ...]:
+def last_actions(schedule: Schedule) -> tuple[int, ...]:
     """Return the index of the last action of every rank."""
     out = [0] * schedule.num_ranks
-    for index, (stage, *_) in enumerate(_dependencies(schedule)):
+    for index, (stage, *_) in enumerate(dependencies(schedule)):
         out[schedule.rank_of(stage)] = index
     return tuple(out)
 
@@ -196,12 +202,12 @@ def _key(action: Action) -> tuple[int, str, int]:
 
 def _trace(schedule: Schedule, costs: Sequence[StageCost], ends: Sequence[float], rank: int) -> dict[Term, int]:
     """Return how often each cost lies on the way from the begin of the step to a rank's end."""
-    order = _dependencies(schedule)
+    order = dependencies(schedule)
     path: dict[Term, int] = {(stage, "step"): 1 for stage in schedule.stages_of(rank)}
-    at = _lasts(schedule)[rank]
+    at = last_actions(schedule)[rank]
     while at >= 0:
         stage, kind, before, source, send = order[at]
-        for term in _TERMS[kind]:
+        for term in TERMS[kind]:
             path[stage, term] = path.get((stage, term), 0) + 1
         free = ends[before] if before >= 0 else 0.0
         there = ends[source] + (costs[send].send_s if send >= 0 else 0.0) if source >= 0 else 0.0

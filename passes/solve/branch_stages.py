@@ -1,14 +1,21 @@
-"""Branch and bound over stage cuts: relaxed programs with rows of paths, branched by how many regions lie where."""
+"""Branch and bound over stage cuts: relaxed programs with rows of paths, branched by how many regions lie where.
+
+A small table's relaxed program is solved as a whole where its paths come slowly (``event_program``). What a stage can't
+have at all is found out at the root, one stage after the other: a layer more than it would like is often too much, and
+with all stages so bounded little is left to branch on.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from ..simulate_schedule import StageCost, longest_paths, simulate_schedule
+from .event_program import EventProgram, solves_events
 from .fill_memory import fill_memory
 from .layout_graph import Floats, Ints
 from .path_program import Limits, PathProgram, Relaxed
@@ -27,6 +34,16 @@ PATIENCE, ROOT_PATIENCE, SLOW = 6, 12, 0.1
 
 ROWS, RECENT = 150, 12
 """With more rows, those of paths that did not matter to so many answers are left out at the next branch."""
+
+FEW, PROBES, PASSES = 3, 8, 4
+"""Answers by paths before all events are solved for, and to rule a count out; so many probes in vain are enough; how
+often all counts are probed."""
+
+EVENTS = 10
+"""Programs of paths that a program of all events counts as."""
+
+KEPT = 60
+"""Answers for which the row of a mean of paths is kept."""
 
 WHOLE = 1e-5
 """A count so near a whole number is one."""
@@ -90,6 +107,8 @@ class _Branching:
     programs: int = 0
     inside: tuple[StageCost, ...] = ()
     tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
+    ruled: dict[int, Limits] = field(default_factory=dict)
+    ruled_s: float = math.inf
 
     def __post_init__(self) -> None:
         self.schedule = self.best.schedule
@@ -97,6 +116,7 @@ class _Branching:
         for path in (*first_paths(self.schedule), self.best.simulation.path):
             self.program.add_path(path)
         self.inside = self.best.costs
+        self.events = EventProgram(self.program) if solves_events(self.schedule) else None
 
     @property
     def wanted_s(self) -> float:
@@ -112,13 +132,14 @@ class _Branching:
             if self.programs >= self.max_programs or low_s >= self.wanted_s:
                 leaves_s = min(leaves_s, low_s if low_s >= self.wanted_s else self._last_bound(low_s, limits))
                 continue
-            self._restart(limits)
-            bound_s, answer = self._converge(low_s, limits, PATIENCE if limits else ROOT_PATIENCE)
+            bound_s, answer = self._bound(low_s, limits)
+            if not limits:
+                bound_s, answer = self._tighten(bound_s, answer)
             parts: list[Mapping[int, Limits]] = []
             if answer is not None and bound_s < self.wanted_s:
                 self._round(answer)
                 parts = self._parts(answer.counts, limits)
-            if answer is not None and not parts and bound_s < self.wanted_s:
+            if answer is not None and not parts and bound_s < self.wanted_s and not answer.converged:
                 bound_s, answer = self._converge(bound_s, limits, self.max_programs)
                 if answer is not None:
                     self._round(answer)
@@ -126,7 +147,68 @@ class _Branching:
             if not parts:
                 leaves_s = min(leaves_s, bound_s)
             waiting += [(bound_s, part) for part in parts]
-        return leaves_s
+        return min(leaves_s, self.ruled_s)
+
+    def _bound(self, low_s: float, limits: Mapping[int, Limits], few: int = FEW) -> tuple[float, Relaxed | None]:
+        """Return the bound within limits and the answer, by paths and, where they come slowly, by all events."""
+        self._restart(limits)
+        if self.events is None:
+            return self._converge(low_s, limits, PATIENCE if limits else ROOT_PATIENCE)
+        bound_s, answer = self._converge(low_s, limits, few)
+        if answer is None or bound_s >= self.wanted_s or self.programs >= self.max_programs:
+            return bound_s, answer
+        self.programs += EVENTS
+        found = self.events.solve(self.program)
+        if found is not None:
+            self.program.add_path(found.path, KEPT)
+            closer = self.program.solve()
+            bound_s = max(bound_s, closer.bound_s if closer is not None else 0.0)
+            answer = self.program.relaxed(found.taken, bound_s, converged=True)
+        return bound_s, answer
+
+    def _tighten(self, low_s: float, answer: Relaxed | None) -> tuple[float, Relaxed | None]:
+        """Rule out counts of regions on single stages, and return the bound and the answer without them."""
+        for _ in range(PASSES):
+            if answer is None or low_s >= self.wanted_s or self.programs >= self.max_programs:
+                break
+            self._round(answer)
+            self.ruled_s = min(self.ruled_s, self.program.leave_out(self.wanted_s))
+            before = dict(self.ruled)
+            if not self._probe(answer.counts, low_s):
+                return math.inf, None
+            if self.ruled == before:
+                break
+            low_s, answer = self._bound(low_s, {})
+        return low_s, answer
+
+    def _probe(self, counts: Floats, low_s: float) -> bool:
+        """Try for every stage the next whole number of regions on either side of an answer's, the farthest first.
+
+        Returns:
+            Whether anything is left: not where both sides of a stage are ruled out.
+        """
+        sides = []
+        for group in range(self.program.levels[1], self.program.levels[2]):
+            below = math.floor(counts[group] + WHOLE)
+            sides.append((below + 1.0 - counts[group], group, below, True))
+            if counts[group] > below + WHOLE:
+                sides.append((counts[group] - below, group, below, False))
+        misses = 0
+        for _, group, below, up in sorted(sides, reverse=True):
+            low, high = self.ruled.get(group, (0.0, float(len(self.regions))))
+            halves = ((low, float(below)), (below + 1.0, high))
+            kept, tested = halves if up else halves[::-1]
+            if tested[0] > tested[1] or misses >= PROBES or self.programs >= self.max_programs:
+                continue
+            bound_s, _ = self._bound(low_s, {group: tested}, 1)
+            misses += 1
+            if bound_s >= self.wanted_s:
+                misses = 0
+                self.ruled_s = min(self.ruled_s, bound_s)
+                if kept[0] > kept[1]:
+                    return False
+                self.ruled[group] = kept
+        return True
 
     def _last_bound(self, low_s: float, limits: Mapping[int, Limits]) -> float:
         """Return the bound of a part that is left: by the rows that there are now, not by those of its begin."""
@@ -140,20 +222,22 @@ class _Branching:
         """Go on within limits, without rows that have not mattered for long."""
         if len(self.program.paths) > ROWS:
             self.program = self.program.without_idle(RECENT)
-        self.program.restrict(limits)
+        self.program.restrict({**self.ruled, **limits})
 
-    def _converge(self, low_s: float, limits: Mapping[int, Limits], patience: int) -> tuple[float, Relaxed | None]:
-        """Add rows of paths until they add nothing; return the bound, and the last answer unless there is none."""
+    def _converge(
+        self, low_s: float, limits: Mapping[int, Limits], patience: int, most: float = math.inf
+    ) -> tuple[float, Relaxed | None]:
+        """Add rows of paths until they add nothing, ``most`` times; return the bound, and the last answer if any."""
         answer: Relaxed | None = None
         reached: list[float] = []
-        while self.programs < self.max_programs:
+        while self.programs < self.max_programs and len(reached) < most:
             self.programs += 1
             if len(self.program.paths) > 2 * ROWS:
                 self._restart(limits)
             found = self.program.solve()
             if found is None and not self.program.is_empty():  # the solver gave up: fewer rows may do
                 self.program = self.program.without_idle(RECENT)
-                self.program.restrict(limits)
+                self.program.restrict({**self.ruled, **limits})
                 found = self.program.solve()
             if found is None:
                 return (math.inf if self.program.is_empty() else low_s), None
@@ -175,10 +259,10 @@ class _Branching:
     def _parts(self, counts: Floats, limits: Mapping[int, Limits]) -> list[Mapping[int, Limits]]:
         """Return both halves of the count that is farthest from whole, the nearer one last; none if all are whole."""
         off = np.abs(counts - np.round(counts))
-        for here in (slice(0, self.program.num_rank_groups), slice(self.program.num_rank_groups, None)):
-            if off[here].max(initial=0.0) > WHOLE:
-                group = int(np.argmax(off[here])) + (here.start or 0)
-                low, high = limits.get(group, (0.0, float(len(self.regions))))
+        for begin, end in pairwise([*self.program.levels, len(counts)]):
+            if off[begin:end].max(initial=0.0) > WHOLE:
+                group = int(np.argmax(off[begin:end])) + begin
+                low, high = limits.get(group, self.ruled.get(group, (0.0, float(len(self.regions)))))
                 below, above = math.floor(counts[group]), math.ceil(counts[group])
                 halves: list[Mapping[int, Limits]] = [
                     {**limits, group: (low, float(below))},

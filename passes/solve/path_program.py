@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
 from ortools.linear_solver import pywraplp
 
 from ..schedules import Schedule
-from ..simulate_schedule import StageCost, Term, fullest_moments
+from ..simulate_schedule import Path, StageCost, Term, fullest_moments
 from .layout_graph import Floats, Ints
 from .stage_model import Run, unit_bytes, unit_seconds
 
@@ -40,12 +39,14 @@ class Relaxed:
         costs: of the stages of the fractions.
         counts: how many regions every group has.
         taken: how many regions every column has.
+        converged: the bound is the makespan of these costs: rows of paths add nothing.
     """
 
     bound_s: float
     costs: tuple[StageCost, ...]
     counts: Floats
     taken: Floats
+    converged: bool = False
 
 
 class PathProgram:
@@ -69,15 +70,15 @@ class PathProgram:
         self.solved = 0
         self.used: list[int] = []
         self.unit_s = unit_seconds(runs)
-        self.known: dict[tuple[tuple[Term, int], ...], None] = {}
+        self.known: dict[tuple[tuple[Term, float], ...], None] = {}
         self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self.status = pywraplp.Solver.NOT_SOLVED
         self.afresh = pywraplp.MPSolverParameters()
         self.afresh.SetIntegerParam(self.afresh.INCREMENTALITY, self.afresh.INCREMENTALITY_OFF)
+        self.priced: tuple[float, Floats] = (0.0, np.zeros(0))
         self.makespan = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.solver.Minimize(self.makespan)
         self._make_columns()
-        self.num_rank_groups = 0
         self.send_s = min(_cuts(runs), default=0.0) / self.unit_s
         self.fixed: list[tuple[Row, Floats, float, float]] = []
         self.paths: list[tuple[Row, Floats, float]] = []
@@ -88,21 +89,23 @@ class PathProgram:
 
     def _make_columns(self) -> None:
         """Make a variable for every stage, run and variant that can meet: so many regions."""
-        stages, runs, most, costs, sizes = [], [], [], [], []
+        stages, runs, kinds, most, costs, sizes = [], [], [], [], [], []
         spare = sum(run.count for run in self.runs) - self.schedule.num_stages
         first = 0
         for number, run in enumerate(self.runs):
             for stage in range(self.schedule.num_stages):
                 there = min(first + run.count - 1, spare + stage) - max(first, stage) + 1
-                for variant in run.variants if there > 0 else ():
+                for kind, variant in enumerate(run.variants if there > 0 else ()):
                     stages.append(stage)
                     runs.append(number)
+                    kinds.append(kind)
                     most.append(there)
                     costs.append([getattr(variant, field) / self.unit_s for field in _FIELDS])
                     sizes.append((variant.state_bytes, variant.saved_bytes))
             first += run.count
         self.stage_of: Ints = np.array(stages, dtype=np.int64)
         self.run_of: Ints = np.array(runs, dtype=np.int64)
+        self.variant_of: Ints = np.array(kinds, dtype=np.int64)
         self.most: Floats = np.array(most, dtype=np.float64)
         self.costs: Floats = np.array(costs, dtype=np.float64)
         self.bytes: Floats = np.array(sizes, dtype=np.float64)
@@ -117,16 +120,34 @@ class PathProgram:
             self._add((self.stage_of == stage).astype(np.float64), 1, most)
 
     def _list_groups(self) -> None:
-        """List the regions of every run on every rank, then on every stage: whole numbers in a placement."""
+        """List what are whole numbers in a placement; ``levels`` are where each kind of them begins.
+
+        Regions of every run on every rank, then on every stage; then those of every variant of a run, likewise.
+        """
         ranks = np.array([self.schedule.rank_of(stage) for stage in range(self.schedule.num_stages)])
-        self.groups: list[Floats] = []
-        for place in (ranks[self.stage_of], self.stage_of):
-            for run, at in product(range(len(self.runs)), range(self.schedule.num_stages)):
-                here = (self.run_of == run) & (place == at)
-                if here.any() and self.runs[run].count > 1:
-                    self.groups.append(here.astype(np.float64))
-            self.num_rank_groups = self.num_rank_groups or len(self.groups)
+        several = np.array([run.count > 1 for run in self.runs])[self.run_of]
+        parts: list[Floats] = []
+        self.levels: list[int] = []
+        for kinds, shown in ((0 * self.variant_of, several), (self.variant_of, np.ones_like(several))):
+            for place in (ranks[self.stage_of], self.stage_of):
+                self.levels.append(sum(map(len, parts)))
+                keys = np.stack([self.run_of, kinds, place])[:, shown]
+                _, group_of = np.unique(keys, axis=1, return_inverse=True)
+                part = np.zeros((int(group_of.max(initial=-1)) + 1, len(shown)))
+                part[group_of.ravel(), np.flatnonzero(shown)] = 1.0
+                parts.append(part)
+        self.groups: Floats = np.concatenate(parts)
         self.rows: dict[int, int] = {}
+
+    def counts(self, taken: Floats) -> Floats:
+        """Return how many regions every group has."""
+        counts: Floats = self.groups @ taken
+        return counts
+
+    def fixed_rows(self) -> tuple[Floats, Floats, Floats]:
+        """Return the rows besides those of paths: their weights of the columns, and their sides."""
+        _, weights, low, high = zip(*self.fixed, strict=True)
+        return np.array(weights), np.array(low), np.array(high)
 
     def nearest_variants(self, taken: Floats, firsts: Sequence[int]) -> tuple[int, ...]:
         """Return for every region the variant of which its stage has most left in an answer, region by region."""
@@ -174,13 +195,16 @@ class PathProgram:
             row.SetCoefficient(self.columns[at], float(weights[at]))
         return row
 
-    def add_path(self, path: Mapping[Term, int]) -> bool:
-        """Add the lower bound that a path of the schedule gives; tell whether it is new."""
+    def add_path(self, path: Path, ahead: int = 0) -> bool:
+        """Add the lower bound that a path of the schedule gives, or the mean of paths; tell whether it is new.
+
+        It counts as used by the answer that is so many answers ahead.
+        """
         key = tuple(sorted(path.items()))
         if key in self.known:
             return False
         self.known[key] = None
-        self.used.append(self.solved)
+        self.used.append(self.solved + ahead)
         times = np.zeros((self.schedule.num_stages, len(_TERMS)))
         sent_s = 0.0
         for (stage, term), count in key:
@@ -197,9 +221,10 @@ class PathProgram:
     def without_idle(self, recent: int) -> PathProgram:
         """Return a program without the rows of paths that did not matter to the last ``recent`` answers."""
         other = PathProgram(self.runs, self.schedule, self.budget)
+        other.keep_below(self.most)
         for key, used in zip(self.known, self.used, strict=True):
             if self.solved - used < recent:
-                other.add_path(dict(key))
+                other.add_path(dict(key), used - self.solved)
         return other
 
     def solve(self) -> Relaxed | None:
@@ -210,6 +235,10 @@ class PathProgram:
         if self.status != pywraplp.Solver.OPTIMAL:
             return None
         taken = np.array([column.solution_value() for column in self.columns]).clip(0.0)
+        return self.relaxed(taken, self._bound() * self.unit_s)
+
+    def relaxed(self, taken: Floats, bound_s: float, *, converged: bool = False) -> Relaxed:
+        """Return the answer in which columns have so many regions."""
         sums = np.zeros((self.schedule.num_stages, len(_FIELDS)))
         np.add.at(sums, self.stage_of, taken[:, None] * self.costs * self.unit_s)
         sends = [self.send_s * self.unit_s] * (self.schedule.num_stages - 1) + [0.0]
@@ -217,8 +246,28 @@ class PathProgram:
             StageCost(forward, inputs, weight, send_s, step_s=step)
             for (forward, inputs, weight, step), send_s in zip(sums.tolist(), sends, strict=True)
         )
-        counts = np.array([float(here @ taken) for here in self.groups])
-        return Relaxed(self._bound() * self.unit_s, costs, counts, taken)
+        return Relaxed(bound_s, costs, self.counts(taken), taken, converged)
+
+    def leave_out(self, wanted_s: float) -> float:
+        """Take from every column what makes an answer slower than wanted, by the last answer's prices of columns.
+
+        Returns:
+            A bound on the makespan of every placement that is left out.
+        """
+        bound, wanted = self.priced[0], wanted_s / self.unit_s
+        with np.errstate(divide="ignore"):
+            room = np.where(self.priced[1] > 0.0, (wanted - bound) / self.priced[1], np.inf)
+        most = np.minimum(self.most, np.floor(room.clip(0.0)))
+        cut = most < self.most
+        self.keep_below(most)
+        least = bound + self.priced[1][cut] * (most[cut] + 1.0)
+        return float(least.min(initial=math.inf)) * self.unit_s
+
+    def keep_below(self, most: Floats) -> None:
+        """Keep columns at or below so many regions."""
+        self.most = most
+        for at, column in enumerate(self.columns):
+            column.SetUb(float(most[at]))
 
     def is_empty(self) -> bool:
         """Tell whether nothing fits the budget."""
@@ -228,7 +277,7 @@ class PathProgram:
         """Return the bound that the dual values prove."""
         shares = np.array([max(0.0, row.dual_value()) for row, _, _ in self.paths])
         self.solved += 1
-        self.used = [self.solved if share else used for share, used in zip(shares, self.used, strict=True)]
+        self.used = [max(self.solved, used) if share else used for share, used in zip(shares, self.used, strict=True)]
         shares /= max(1.0, float(shares.sum()))
         reduced, bound = np.zeros(len(self.columns)), 0.0
         for share, (_, weights, sent_s) in zip(shares, self.paths, strict=True):
@@ -241,7 +290,9 @@ class PathProgram:
                 continue
             reduced -= price * weights
             bound += price * (low if price > 0.0 else high)
-        return bound + float(np.minimum(reduced, 0.0) @ self.most)
+        bound += float(np.minimum(reduced, 0.0) @ self.most)
+        self.priced = (bound, reduced)
+        return bound
 
 
 def _cuts(runs: Sequence[Run]) -> list[float]:

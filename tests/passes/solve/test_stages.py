@@ -75,7 +75,7 @@ def test_equal_to_brute_force(problem: tuple[list[Region], Schedule, int | None,
     quick = quick_stages(regions, schedule, budget, pinned=pinned)
     if quick is not None:
         assert quick.bound_s <= best + 1e-9 <= quick.makespan_s + 2e-9
-        branched = branch_stages(regions, quick, budget, pinned=pinned, max_programs=30)
+        branched = branch_stages(regions, quick, budget, pinned=pinned, max_programs=60)
         assert branched.bound_s <= best + 1e-9 <= branched.placement.makespan_s + 2e-9
         assert budget is None or max(quick.simulation.peak_bytes) <= budget
 
