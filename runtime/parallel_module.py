@@ -28,12 +28,12 @@ from autopar.runtime.stage_groups import stage_groups
 from autopar.runtime.stage_state import add_nothing, clip_over_stages, full_state_of_stages, own_part
 from autopar.runtime.staged_executable import StagedExecutable
 from autopar.runtime.stale_optimizers import watch_originals
-from autopar.runtime.state import adapt_state, describe_state, full_state, lay_out, mirror, require_values
+from autopar.runtime.state import Mirror, adapt_state, describe_state, full_state, lay_out, mirror, require_values
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(Mirror):
     """A module split over a mesh. It computes what the original computes on the global batch.
 
     Parameters are DTensors on one mesh under their original names, buffers are replicated plain tensors. Every rank

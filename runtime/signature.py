@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 
-_CONSTANTS = (int, float, str, bool, complex, type(None), torch.dtype, torch.device, enum.Enum)
+CONSTANTS = (int, float, str, bool, complex, type(None), torch.dtype, torch.device, enum.Enum)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _leaf_line(name: str, leaf: Any, device: torch.device | None) -> str:
                 "or its indices and values as inputs of their own"
             )
         return f"{name} {leaf.dtype}{list(leaf.shape)}{' with gradient' if leaf.requires_grad else ''}"
-    if isinstance(leaf, _CONSTANTS):
+    if isinstance(leaf, CONSTANTS):
         return f"{name} = {leaf!r}"
     raise InputError(
         f"{name} is a {type(leaf).__name__}, which is neither a tensor nor a plain constant; pass tensors, numbers, "

@@ -10,13 +10,37 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.errors import OptionError
+from autopar.errors import InputError, OptionError
 from autopar.passes.torch_private import new_dtensor
 from autopar.placement import REPLICATE, Layout, from_dtensor, local_offset, local_shape, to_dtensor
 from autopar.runtime.groups import MeshGroups
+from autopar.runtime.signature import CONSTANTS
 
 
-class Branch(nn.Module):
+class Mirror(nn.Module):
+    """A module that stands for an original, whose attributes in Python can't be set any more: programs were traced."""
+
+    _traced: Mapping[str, Any] = {}
+
+    def watch(self, original: nn.Module) -> None:
+        """Take note of the attributes of ``original`` that are neither parameters, buffers nor modules."""
+        known = {*nn.Module().__dict__, *self.__dict__}
+        values = {key: value for key, value in original.__dict__.items() if key not in known}
+        # Only plain values are kept: others may hold the original's tensors.
+        self.__dict__["_traced"] = {k: v if isinstance(v, CONSTANTS) else object() for k, v in values.items()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuse one that the original's forward may read, unless it stays what it is."""
+        if name in self._traced and repr(value) != repr(self._traced[name]):
+            raise InputError(
+                f"{name} is an attribute of the original: programs are traced with the value that it had in "
+                "parallelize, and would not see another. Set it before, make it a buffer (register_buffer), or pass it "
+                "as an argument of the call"
+            )
+        super().__setattr__(name, value)
+
+
+class Branch(Mirror):
     """A module of the mirrored tree: it carries names, and computes nothing."""
 
     def __init__(self, original: str) -> None:
@@ -65,7 +89,7 @@ def require_values(model: nn.Module) -> None:
 
 def mirror(
     model: nn.Module,
-    root: nn.Module,
+    root: Mirror,
     groups: MeshGroups,
     layouts: Mapping[str, Layout],
     *,
@@ -82,7 +106,7 @@ def mirror(
         stage: the ranks that share a parameter, where they are not all.
         elsewhere: first full names of parameters that other stages keep; None stands in their place.
     """
-    copies: dict[int, nn.Module] = {id(model): root}
+    copies: dict[int, Mirror] = {id(model): root}
     parameters: dict[int, nn.Parameter | None] = {}
     buffers: dict[int, Tensor] = {}
     whole = (REPLICATE,) * (stage or groups).mesh.num_axes
@@ -99,6 +123,7 @@ def mirror(
     for module in model.modules():
         copy = copies[id(module)]
         copy.training = module.training
+        copy.watch(module)
         # Names are entered below the checks of add_module: the root has attributes of its own.
         for name, tensor in module._parameters.items():
             copy._parameters[name] = None if tensor is None else parameters[id(tensor)]

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from autopar.errors import OptionError
+from autopar.errors import InputError, OptionError
 from autopar.mesh import Mesh
 from autopar.runtime.groups import MeshGroups
-from autopar.runtime.state import describe_state, lay_out, local_of, mirror, piece_of, require_values
+from autopar.runtime.state import Mirror, describe_state, lay_out, local_of, mirror, piece_of, require_values
 from tests.runtime.test_shadow import Tied
 
 
 def test_mirror(groups: MeshGroups) -> None:
     """The mirror has the original's names, order, ties, flags and values, all parameters as DTensors."""
-    model, root = Tied(), nn.Module()
+    model, root = Tied(), Mirror()
     model.eval()
     mirror(model, root, groups, {})
     assert list(root.state_dict()) == list(model.state_dict())
@@ -35,15 +35,30 @@ def test_mirror(groups: MeshGroups) -> None:
 
 def test_part_refuses_to_run(groups: MeshGroups) -> None:
     """A part of the mirror says why it can't be called."""
-    root = nn.Module()
+    root = Mirror()
     mirror(Tied(), root, groups, {})
     with pytest.raises(OptionError, match=r"\(Linear\) can't be called alone"):
         root.head(torch.zeros(1))
 
 
+def test_attributes_that_were_traced(groups: MeshGroups) -> None:
+    """Setting what the original's forward may read in Python would change nothing: it is refused."""
+    model, root = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 3)), Mirror()
+    model.scale, model.steps = 2.0, [1, 2]  # type: ignore[assignment]
+    mirror(model, root, groups, {})
+    part = root.get_submodule("0")
+    told = "is an attribute of the original: programs are traced with the value"
+    for module, name, value in ((part, "p", 0.5), (root, "scale", 3.0), (root, "steps", [1, 2]), (root, "scale", None)):
+        with pytest.raises(InputError, match=f"{name} {told}"):
+            setattr(module, name, value)
+    part.p, root.scale, root.note = 0.1, 2.0, "mine"  # type: ignore[assignment]
+    root.train(False)
+    assert not part.training
+
+
 def test_lay_out_keeps_the_object(groups: MeshGroups) -> None:
     """Changing where a parameter rests keeps the object and its value."""
-    root = nn.Module()
+    root = Mirror()
     mirror(Tied(), root, groups, {})
     weight = root.head.weight
     before = weight.full_tensor().clone()
