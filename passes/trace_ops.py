@@ -33,6 +33,7 @@ from . import (
 )
 from .trace_checks import passing_number, passing_value
 from .trace_constants import READS, Constants, NotConstant
+from .trace_encoder import padded_encoder
 from .trace_flat import FlatViews
 from .trace_recorder import TraceRecorder, first_frame, user_line
 
@@ -129,6 +130,11 @@ class TraceOps(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _trace(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch._nested_tensor_from_mask_left_aligned:
+            found = padded_encoder(sys._getframe(1), args[1])
+            if found is not None:
+                self.recorder.after[id(found[0])] = found[1]
+            return False
         rewrite = None if func in _DIFFERENTIATED and torch_private.is_transforming() else REWRITES.get(func)
         if rewrite is not None:
             result = rewrite(self.flat, *args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -78,12 +78,14 @@ class TraceRecorder:
         source: the user's line that runs now.
         phase: ``"forward"`` or ``"backward"``.
         differentiable: gradients are enabled in the user's code.
+        after: id of a module that runs -> what to do to its result.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.source = ""
         self.phase = "forward"
         self.differentiable = True
+        self.after: dict[int, Callable[[Any], Any]] = {}
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._stack: list[str] = [""]
         self._forward_by_sequence: dict[int, fx.Node] = {}
@@ -115,8 +117,10 @@ class TraceRecorder:
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._stack.append(self._paths.get(id(module), self._stack[-1]))
 
-    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> Any:
         self._stack.pop()
+        change = self.after.pop(id(module), None)
+        return None if change is None else change(result)
 
     def _mark(self, node: fx.Node) -> None:
         node.meta["phase"] = self.phase

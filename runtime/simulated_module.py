@@ -79,8 +79,10 @@ class SimulatedModule(nn.Module):
         return self._run(simulation, call.leaves)
 
     def _simulate(self, call: Call, situation: Situation, every_output: bool = False) -> _Simulation:
-        with situation.again(self.original), torch.set_grad_enabled(call.signature.gradient):
-            program = annotate(capture(self.original, call.args, call.kwargs, every_output=every_output))
+        gradient = call.signature.gradient
+        with situation.again(self.original), torch.set_grad_enabled(gradient):
+            captured = capture(self.original, call.args, call.kwargs, training=gradient, every_output=every_output)
+        program = annotate(captured)
         plan = self._planner(program, self._mesh)
         widen = functools.cache(functools.partial(self._simulate, call, situation, True))
         made = _Simulation(program, plan, lower_ranks(program, plan, run=False), widen)
