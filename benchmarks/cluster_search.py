@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from autopar.mesh import Mesh
+from autopar.passes.candidates import Candidate, Limits
 from autopar.passes.capture import capture
 from autopar.passes.cost.compute import ATTENTION_SHARE
 from autopar.passes.cost.devices import device
@@ -31,14 +32,7 @@ from autopar.passes.hardware import Hardware
 from autopar.passes.price_regions import PricedRegion, price_regions, repeat_regions
 from autopar.passes.program import Program
 from autopar.passes.region_variants import Conditions
-from autopar.passes.search_cluster import (
-    SPARE,
-    Candidate,
-    ClusterSearcher,
-    Found,
-    Limits,
-    hardware_conditions,
-)
+from autopar.passes.search_cluster import SPARE, ClusterSearcher, Found, hardware_conditions
 from autopar.plans import Options
 from benchmarks.models.transformer import build
 from benchmarks.predict_run import data_link, network, node_size

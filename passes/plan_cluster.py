@@ -11,6 +11,7 @@ from autopar.mesh import Mesh
 from autopar.plans import Options, Plan, SearchRecord
 
 from .annotate import annotate
+from .candidates import Candidate, Limits
 from .cost.devices import device
 from .find_regions import Span, find_regions
 from .hardware import Hardware
@@ -21,14 +22,7 @@ from .pipeline import make_plan
 from .pipeline_plan import PIPELINE_AXIS, choose_pipeline, cut_program, is_pipelined, make_pipeline_plan
 from .price_regions import PricedRegion, price_regions
 from .program import Program
-from .search_cluster import (
-    SPARE,
-    Candidate,
-    ClusterSearch,
-    ClusterSearcher,
-    Limits,
-    hardware_conditions,
-)
+from .search_cluster import SPARE, ClusterSearch, ClusterSearcher, hardware_conditions
 
 RUNNERS_UP = 5
 """Other configurations that a plan names."""

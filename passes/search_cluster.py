@@ -9,70 +9,37 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import InfeasibleError, OptionError
 from autopar.mesh import Mesh
 
+from .candidates import Candidate, Limits, candidates
 from .cost.devices import device, link
 from .hardware import Hardware
 from .price_regions import PricedRegion
 from .region_variants import Conditions, region_variants
-from .schedules import NAMES, SINGLE, make_schedule
-from .solve.branch_stages import branch_stages
+from .schedules import make_schedule
+from .solve.branch_stages import branch_stages, relaxed_bound
+from .solve.stage_bounds import Bounds
 from .solve.stage_records import Region, Variant
 from .solve.stages import Placement, place_stages, quick_stages
 
 Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
 """Prices the regions on the mesh inside a stage, for so many samples a micro-batch."""
 
-CHUNKS = (2, 4, 8)
-"""Stages a rank that interleaved schedules try."""
-
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-"""Samples of a micro-batch that are tried, besides the whole batch of a data rank."""
-
 MOST_PROGRAMS = 1500
 """Linear programs at most for the cuts of one candidate."""
 
+LONG = 1500.0
+"""Actions of a table above which a program for its cuts counts for more than one."""
+
+MOST_EXACT = 12
+"""Regions up to which placements are made exact by the integer program."""
+
 SPARE = 0.92
 """The part of a device's memory that a plan may fill when nothing else is asked: the rest is the runtime's own."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One configuration.
-
-    Attributes:
-        stages: ranks of the pipeline axis.
-        data: ranks of the data axis.
-        inner: sizes of the other axes inside a stage.
-        micro_batch: samples of a micro-batch on one data rank.
-        micro_batches: of a step.
-        schedule, chunks: its name and the stages of each rank.
-    """
-
-    stages: int
-    data: int
-    inner: tuple[int, ...]
-    micro_batch: int
-    micro_batches: int
-    schedule: str = "1f1b"
-    chunks: int = 1
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of all axes: pipeline, data, inner."""
-        return (self.stages, self.data, *self.inner)
-
-    def __str__(self) -> str:
-        inner = " x ".join(map(str, self.inner)) or "1"
-        name = NAMES[self.schedule] + (f" of {self.chunks}" if self.chunks > 1 else "")
-        pipeline = f"{self.stages} stages ({name})" if self.stages > 1 else "no stages"
-        return (
-            f"{pipeline} x {self.data} data x {inner} inside, {self.micro_batches} micro-batches of {self.micro_batch}"
-        )
 
 
 @dataclass(frozen=True)
@@ -119,73 +86,6 @@ class ClusterSearch:
         return "optimal" if self.gap <= self.slack + 1e-6 else "feasible"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a search may choose from; an empty tuple leaves it open.
-
-    Attributes:
-        stages, inner, micro_batch, micro_batches, schedules: allowed values; ``inner`` lists sizes of inner axes.
-        pinned: regions that begin a stage.
-        most_inside: ranks of a stage's inner axes at most, in those of a node.
-    """
-
-    stages: tuple[int, ...] = ()
-    inner: tuple[tuple[int, ...], ...] = ()
-    micro_batch: tuple[int, ...] = ()
-    micro_batches: tuple[int, ...] = ()
-    schedules: tuple[str, ...] = ()
-    pinned: tuple[int, ...] = ()
-    most_inside: int = 2
-
-
-def candidates(hardware: Hardware, batch: int, num_regions: int, limits: Limits) -> Iterator[Candidate]:
-    """Yield every candidate: factorisations of the cluster with every micro-batch and schedule that fits them."""
-    total = hardware.num_ranks
-    for stages in _divisors(total):
-        if stages > num_regions or (limits.stages and stages not in limits.stages):
-            continue
-        for inner in _inner_shapes(total // stages, hardware, limits):
-            data = total // stages // math.prod(inner)
-            for micro_batch in _divisors(batch // data) if batch % data == 0 else ():
-                if limits.micro_batch and micro_batch not in limits.micro_batch:
-                    continue
-                number = batch // data // micro_batch
-                plain = stages == 1 and number == 1
-                if not limits.micro_batch and not plain and micro_batch not in MICRO_BATCHES:
-                    continue
-                if limits.micro_batches and number not in limits.micro_batches:
-                    continue
-                for schedule, chunks in _schedules(stages, number, num_regions, limits):
-                    yield Candidate(stages, data, inner, micro_batch, number, schedule, chunks)
-
-
-def _divisors(number: int) -> list[int]:
-    return [value for value in range(1, number + 1) if number % value == 0]
-
-
-def _inner_shapes(ranks: int, hardware: Hardware, limits: Limits) -> list[tuple[int, ...]]:
-    if limits.inner:
-        return [inner for inner in limits.inner if ranks % math.prod(inner) == 0]
-    per_node = hardware.devices_per_node
-    whole = [size for size in _divisors(ranks) if size <= limits.most_inside * per_node]
-    # Others would lie across the borders of nodes.
-    return [(size,) if size > 1 else () for size in whole if per_node % size == 0 or size % per_node == 0]
-
-
-def _schedules(stages: int, number: int, num_regions: int, limits: Limits) -> list[tuple[str, int]]:
-    allowed = limits.schedules or ("1f1b", "gpipe", "zero_bubble", "interleaved_1f1b", "zbv")
-    if stages == 1:
-        return [("1f1b", 1)]
-    if number == 1:
-        allowed = tuple(name for name in allowed if name != "gpipe") or allowed
-    out = [(name, 1) for name in allowed if name in (*SINGLE, "zero_bubble")]
-    if "zbv" in allowed and 2 * stages <= num_regions:
-        out.append(("zbv", 2))
-    if "interleaved_1f1b" in allowed:
-        out += [("interleaved_1f1b", chunks) for chunks in CHUNKS if chunks * stages <= num_regions]
-    return out
-
-
 @dataclass(eq=False)
 class ClusterSearcher:
     """A search over one cluster.
@@ -206,7 +106,7 @@ class ClusterSearcher:
     num_regions: int
     conditions: Conditions
     budget: int
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     priced: dict[tuple[tuple[int, ...], int], tuple[PricedRegion, ...]] = field(default_factory=dict)
     made: dict[tuple[tuple[int, ...], int], tuple[Region, ...]] = field(default_factory=dict)
 
@@ -264,12 +164,23 @@ class ClusterSearcher:
 
     def place(self, candidate: Candidate) -> Found | None:
         """Return a candidate's placement; None when none was found that fits."""
+        return self._place(candidate, 0.0, math.inf)[1]
+
+    def _place(self, candidate: Candidate, low_s: float, enough_s: float) -> tuple[float, Found | None]:
+        """Return a bound and, unless that is no less than ``enough_s``, a placement if one was found that fits."""
+        regions = self.regions(candidate)
         schedule = make_schedule(candidate.schedule, candidate.stages, candidate.micro_batches, candidate.chunks)
-        placement = quick_stages(self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned)
-        return Found(candidate, placement) if placement is not None else None
+        bounds = Bounds(regions, schedule, self.budget, self.limits.pinned)
+        low_s = max(low_s, bounds.bound_s())
+        if low_s < enough_s < math.inf and schedule.chunks > 1 and self.num_regions > MOST_EXACT:
+            low_s = max(low_s, relaxed_bound(regions, schedule, self.budget))
+        if low_s >= enough_s:
+            return low_s, None
+        placement = quick_stages(regions, schedule, self.budget, pinned=self.limits.pinned, bounds=bounds)
+        return low_s, Found(candidate, placement) if placement is not None else None
 
     def search(
-        self, *, slack: float | None = None, exact_regions: int = 12, most_programs: int = 3000
+        self, *, slack: float | None = None, exact_regions: int = MOST_EXACT, most_programs: int = 3000
     ) -> ClusterSearch:
         """Return the fastest candidate.
 
@@ -277,7 +188,8 @@ class ClusterSearcher:
             slack: a candidate that can't be better by more than this part of the best is left out; by default 0
                 where placements are made exact, else 0.005.
             exact_regions: up to so many regions the best placements are made exact by the integer program.
-            most_programs: for deeper models, how many linear programs may be solved to raise bounds.
+            most_programs: for deeper models, how many linear programs may be solved to raise bounds; large ones
+                count for several.
 
         Raises:
             OptionError: there is no candidate: the batch, the stages or the limits do not divide.
@@ -293,24 +205,49 @@ class ClusterSearcher:
             )
         best: Found | None = None
         solved: list[tuple[float, Found]] = []
+        unplaced: list[tuple[float, Candidate]] = []
         pruned, floor_s = 0, math.inf
         for _, bound_s, candidate in waiting:
-            if bound_s >= (best.step_s * (1.0 - slack) if best else math.inf):
-                pruned, floor_s = pruned + 1, min(floor_s, bound_s)
-                continue
-            found = self.place(candidate)
+            enough_s = best.step_s * (1.0 - slack) if best else math.inf
+            found = None
+            if bound_s < enough_s:
+                bound_s, found = self._place(candidate, bound_s, enough_s)
             if found is None:
                 pruned += 1
+                if bound_s < enough_s:
+                    unplaced.append((bound_s, candidate))
+                else:
+                    floor_s = min(floor_s, bound_s)
                 continue
             solved.append((max(bound_s, found.placement.bound_s), found))
             if best is None or found.step_s < best.step_s:
                 best = found
         if best is None:
             raise self._too_small(waiting)
+        if self.num_regions <= exact_regions:
+            rest = self._place_rest(unplaced, best.step_s)
+            solved, pruned = solved + rest, pruned - len(rest)
+        else:
+            floor_s = min([floor_s, *(low_s for low_s, _ in unplaced)])
         best, bound_s = self._prove(best, solved, exact_regions, slack, most_programs)
         bound_s = min(bound_s, floor_s)
         ranked = sorted((one for _, one in solved), key=lambda one: (one.step_s, one.candidate.sizes))
         return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]), slack)
+
+    def _place_rest(self, unplaced: Sequence[tuple[float, Candidate]], cutoff_s: float) -> list[tuple[float, Found]]:
+        """Return by the integer program what is faster of the candidates for which no placement was found at once."""
+        out = []
+        for low_s, candidate in unplaced:
+            schedule = make_schedule(candidate.schedule, candidate.stages, candidate.micro_batches, candidate.chunks)
+            try:
+                placed = place_stages(
+                    self.regions(candidate), schedule, self.budget, pinned=self.limits.pinned, cutoff_s=cutoff_s
+                )
+            except InfeasibleError:
+                continue
+            if placed is not None:
+                out.append((max(low_s, placed.bound_s), Found(candidate, placed)))
+        return out
 
     def _fits_once(self, candidate: Candidate) -> bool:
         """Tell whether the state fits, and each region's activations once: they grow with the batch; priced for one."""
@@ -359,6 +296,7 @@ class ClusterSearcher:
         leaves_s = math.inf
         for low_s, found in sorted(waiting, key=lambda row: (row[1].candidate != best.candidate, row[0])):
             if low_s < best.step_s * (1.0 - slack) and left > 0:
+                weight = _weight(found)
                 branched = branch_stages(
                     self.regions(found.candidate),
                     found.placement,
@@ -366,9 +304,9 @@ class ClusterSearcher:
                     pinned=self.limits.pinned,
                     enough_s=best.step_s * (1.0 - slack),
                     slack=slack,
-                    max_programs=min(left, MOST_PROGRAMS),
+                    max_programs=math.ceil(min(left, MOST_PROGRAMS) / weight),
                 )
-                left -= branched.programs
+                left -= math.ceil(branched.programs * weight)
                 low_s = max(low_s, branched.bound_s)
                 if branched.placement.makespan_s < best.step_s:
                     best = Found(found.candidate, branched.placement)
@@ -406,6 +344,11 @@ class ClusterSearcher:
             "more memory, a smaller batch or another optimizer",
             math.ceil(least),
         )
+
+
+def _weight(found: Found) -> float:
+    """Return as how many programs one for a candidate's cuts counts: a long table takes long to simulate."""
+    return max(1.0, sum(map(len, found.placement.schedule.actions)) / LONG)
 
 
 def _work(variant: Variant, number: int) -> float:

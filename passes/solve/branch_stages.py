@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..schedules import Schedule
 from ..simulate_schedule import StageCost, longest_paths, simulate_schedule
 from .event_program import EventProgram, solves_events
 from .fill_memory import fill_memory
@@ -93,6 +94,20 @@ def branch_stages(
     best = search.best
     bound_s = max(bound_s, best.bound_s)
     return Branched(replace(best, bound_s=min(bound_s, best.makespan_s)), bound_s, search.programs)
+
+
+def relaxed_bound(regions: Sequence[Region], schedule: Schedule, budget: int | None) -> float:
+    """Return a lower bound on the makespan of any placement, by one path a rank; infinite when nothing fits.
+
+    It knows what the stages of a rank keep together at its fullest moments, and costs one linear program.
+    """
+    program = PathProgram(group_runs(regions), schedule, budget)
+    for path in first_paths(schedule):
+        program.add_path(path)
+    found = program.solve()
+    if found is None:
+        return math.inf if program.is_empty() else 0.0
+    return found.bound_s
 
 
 @dataclass(eq=False)

@@ -64,6 +64,7 @@ class Bounds:
     budget: int | None = None
     pinned: Sequence[int] = ()
     mixes: dict[tuple[Weights, int, float], Mixes] = field(default_factory=dict)
+    found_s: float | None = None
 
     def __post_init__(self) -> None:
         known: dict[tuple[Variant, ...], int] = {}
@@ -125,6 +126,11 @@ class Bounds:
 
     def bound_s(self) -> float:
         """Return a lower bound on the makespan of any placement; infinite when none fits the budget."""
+        if self.found_s is None:
+            self.found_s = self._bound_s()
+        return self.found_s
+
+    def _bound_s(self) -> float:
         schedule = self.schedule
         share = max(self._share_bound(homeward=False), self._share_bound(homeward=True))
         if schedule.num_stages == len(self.regions):

@@ -60,14 +60,19 @@ class Placement:
 
 
 def quick_stages(
-    regions: Sequence[Region], schedule: Schedule, budget: int | None = None, *, pinned: Sequence[int] = ()
+    regions: Sequence[Region],
+    schedule: Schedule,
+    budget: int | None = None,
+    *,
+    pinned: Sequence[int] = (),
+    bounds: Bounds | None = None,
 ) -> Placement | None:
     """Return a good placement at once, with a bound; None when it found none that fits (there may be one).
 
-    Args and errors: as ``place_stages``.
+    Args and errors: as ``place_stages``; ``bounds`` are of the same problem, where they have been made.
     """
     _check(regions, schedule, pinned)
-    bounds = Bounds(regions, schedule, budget, pinned)
+    bounds = bounds or Bounds(regions, schedule, budget, pinned)
     bound_s = bounds.bound_s()
     best: Placement | None = None
     for firsts, variants in bounds.placements():

@@ -8,8 +8,8 @@ from torch import nn
 
 import autopar
 from autopar.errors import InfeasibleError, OptionError
+from autopar.passes.candidates import Candidate
 from autopar.passes.plan_cluster import cluster_mesh
-from autopar.passes.search_cluster import Candidate
 from benchmarks.models.transformer import TransformerConfig, build
 
 SMALL = TransformerConfig(2, 64, 4, 4, 16, 256, 128, 32, tied=False)

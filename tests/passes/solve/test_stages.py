@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.errors import InfeasibleError, OptionError
 from autopar.passes.schedules import SCHEDULES, Schedule, make_schedule
 from autopar.passes.simulate_schedule import peak_bytes, simulate_schedule
-from autopar.passes.solve.branch_stages import branch_stages
+from autopar.passes.solve.branch_stages import branch_stages, relaxed_bound
 from autopar.passes.solve.stage_records import Region, Variant, crossing_bytes, stage_costs
 from autopar.passes.solve.stages import Placement, place_stages, quick_stages
 
@@ -60,6 +60,7 @@ def test_equal_to_brute_force(problem: tuple[list[Region], Schedule, int | None,
     """The program finds the least makespan of all, or says that nothing fits, and every bound is below it."""
     regions, schedule, budget, pinned = problem
     best = brute_force(regions, schedule, budget, pinned)
+    assert best is None or relaxed_bound(regions, schedule, budget) <= best * (1 + 1e-9) + 1e-9
     if best is None:
         with pytest.raises(InfeasibleError) as raised:
             place_stages(regions, schedule, budget, pinned=pinned)
