@@ -25,7 +25,6 @@ COALESCED: dict[Any, Any] = {
 
 IN_PLACE: dict[Any, Any] = {
     _C10D.all_reduce.default: _C10D.all_reduce_.default,
-    _C10D.all_reduce_coalesced.default: _C10D.all_reduce_coalesced_.default,
 }
 """Op -> the same that works on its operands; what it returns lies in their memory."""
 

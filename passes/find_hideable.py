@@ -7,6 +7,7 @@ follows from parameters and buffers alone.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import fx
@@ -40,6 +41,18 @@ def find_hideable(program: Program) -> Hideable:
     if program.micro_batches > 1:
         tensors &= {node.name for node, each in varying(program.graph, {INDEX: None}).items() if each}
     return Hideable(region_of(program, find_regions(program)), frozenset(tensors))
+
+
+def find_bucketed(program: Program, disable: Collection[str] = ()) -> frozenset[str]:
+    """Return the tensors that travel with others of their kind as one: parameters ahead of use, gradients behind.
+
+    Args:
+        program: annotated.
+        disable: passes over the lowered program that will not run.
+    """
+    if "bucket_collectives" in disable:
+        return frozenset()
+    return frozenset(_known_ahead(program) | _waited_by_nobody(program))
 
 
 def _known_ahead(program: Program) -> set[str]:

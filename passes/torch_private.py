@@ -308,6 +308,16 @@ def new_dtensor(local: Tensor, spec: Any) -> DTensor:
     return made
 
 
+def engine_will_run(node: Any) -> bool | None:
+    """Tell, in a backward, whether autograd will run a node that accumulates; None inside ``torch.autograd.grad``."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError as error:
+        if "autograd.grad" in str(error):
+            return None
+        raise
+
+
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd function's backward, in which this is called, drop what it saved, unless the graph is kept."""
     ctx.maybe_clear_saved_tensors()

@@ -64,11 +64,12 @@ class _PickedNll(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, index: Tensor, dim: int) -> Tensor:
         wide = widen(logits)
         shifted = wide - wide.amax(dim, keepdim=True)
-        powers = torch.exp(shifted)
+        picked = torch.gather(shifted, dim, index)
+        powers = torch.exp(shifted)  # the last to read them, so that it may take their memory
         total = powers.sum(dim, keepdim=True)
         ctx.dim, ctx.dtype = dim, logits.dtype
         ctx.save_for_backward(powers, total, index)
-        return torch.log(total) - torch.gather(shifted, dim, index)
+        return torch.log(total) - picked
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

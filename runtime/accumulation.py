@@ -17,9 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from autopar.passes.defer_reductions import defer_reductions
+from autopar.passes.improve.setting import Setting
 from autopar.passes.local_program import LocalProgram
 from autopar.placement import Layout
 from autopar.runtime.optimizer_steps import steps_taken
+from autopar.runtime.own_memory import lone_results
 
 Ready = Callable[[fx.GraphModule], fx.GraphModule]
 
@@ -45,23 +47,28 @@ class WaitingBackward:
 
     Attributes:
         without, resumed: as there.
+        lone: which results of ``without`` lie alone in memory.
         layouts: of the sums, by the position of the gradient among the results.
         slots: placeholders of the forward whose gradients these are.
     """
 
     without: fx.GraphModule
     resumed: fx.GraphModule
+    lone: tuple[bool, ...]
     layouts: dict[int, Layout]
     slots: tuple[int, ...]
 
     @classmethod
-    def of(cls, local: LocalProgram, positions: Sequence[int | None], ready: Ready) -> WaitingBackward | None:
+    def of(
+        cls, local: LocalProgram, positions: Sequence[int | None], ready: Ready, setting: Setting
+    ) -> WaitingBackward | None:
         """Return them for a lowered program, None where no gradient can wait.
 
         Args:
             local: the program.
             positions: where the gradient of each placeholder of the forward is among the results.
             ready: makes a graph of a lowered program run here.
+            setting: of the program's plan.
         """
         found = defer_reductions(local)
         if found is None:
@@ -70,6 +77,7 @@ class WaitingBackward:
         return cls(
             ready(found.without),
             ready(found.resumed),
+            lone_results(found.without, setting),
             layouts,
             tuple(positions.index(position) for position in found.positions),
         )

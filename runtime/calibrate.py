@@ -39,6 +39,8 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 MESSAGE_BYTES = tuple(2**power for power in range(10, 27, 2))
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LARGEST_SIDE = 16384
+HIDDEN_BYTES = 2**21
+"""Of the collective that is watched while it hides behind compute."""
 
 
 def calibrate(device: torch.device | str = "cpu", *, budget_s: float = 60.0) -> dict[str, Any]:
@@ -66,6 +68,8 @@ def calibrate(device: torch.device | str = "cpu", *, budget_s: float = 60.0) -> 
         measured["collectives"] = moves
         links["group"] = _link_profile(moves, meter.num_ranks, _priced_on(profile))
         profile["devices_per_node"] = meter.num_ranks
+        profile["contention"] = meter.contention(partial(_start_collective, meter.device))
+        profile["sources"]["contention"] = profile["sources"]["launch_s"]
     return {"device": profile, "links": links, "measurements": measured}
 
 
@@ -153,13 +157,12 @@ def _products(meter: Meter, budget_s: float) -> list[dict[str, Any]]:
 
 def _measured_figures(meter: Meter) -> dict[str, Any]:
     """Return what small ops, streams, attention, convolution and random numbers take, as a profile's figures."""
-    aten = torch.ops.aten
     one = torch.ones(1, device=meter.device)
-    launch_s = meter.seconds(lambda: [aten.add.Tensor(one, 1) for _ in range(CALLS)], 1.0) / CALLS
+    launch_s = meter.seconds(lambda: [torch.add(one, 1) for _ in range(CALLS)], 1.0) / CALLS
     curve = stream_curve(meter, launch_s)
     figures: dict[str, Any] = {"launch_s": launch_s, "memory_bytes_per_s": curve[-1][1]}
     if meter.device.type == "cpu":
-        figures["view_s"] = meter.seconds(lambda: [aten.view.default(one, [1, 1]) for _ in range(CALLS)], 1.0) / CALLS
+        figures["view_s"] = meter.seconds(lambda: [one.view(1, 1) for _ in range(CALLS)], 1.0) / CALLS
         figures["stream_curve"] = curve
         figures["draw_s"] = draw_seconds(meter)
         figures["attention_flops_per_s"], figures["convolution_flops_per_s"] = measured_shares(meter)
@@ -242,6 +245,12 @@ def _run_collective(kind: str, x: torch.Tensor, world: int) -> torch.Tensor:
         split = [x.numel() // world] * world
         out = _ops.all_to_all_single(x, split, split, name)
     return _ops.wait_tensor(out)  # type: ignore[no-any-return]
+
+
+def _start_collective(device: torch.device) -> torch.Tensor:
+    """Start one collective; what it returns is to be waited for."""
+    x = torch.ones(HIDDEN_BYTES // 4, device=device)
+    return _ops.all_reduce(x, "sum", dist.group.WORLD.group_name)  # type: ignore[no-any-return,union-attr]
 
 
 def _link_profile(moves: list[dict[str, Any]], world: int, device: Device) -> dict[str, Any]:

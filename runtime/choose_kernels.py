@@ -21,13 +21,16 @@ from torch import fx
 
 aten = torch.ops.aten
 
+_SUMS = (aten.add.Tensor, aten.add_.Tensor, aten.add.out)
+"""Sums of two tensors, into new memory or into that of one of them."""
+
 
 def choose_kernels(graph: fx.Graph) -> None:
     """Change a lowered graph in place. Safe where ``val`` of the nodes is right: shapes are read off it."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target is aten.add.Tensor:
+        if node.target in _SUMS:
             _take_in_bias(graph, node)
         elif node.target is aten.einsum.default:
             _multiply_matrices(graph, node)
@@ -35,11 +38,11 @@ def choose_kernels(graph: fx.Graph) -> None:
 
 def _take_in_bias(graph: fx.Graph, node: fx.Node) -> None:
     """Replace a sum of a product and a bias by a linear layer with a bias, if nobody else reads the product."""
-    if node.kwargs or len(node.args) != 2 or not all(isinstance(arg, fx.Node) for arg in node.args):
+    if node.kwargs.keys() - {"out"} or len(node.args) != 2 or not all(isinstance(arg, fx.Node) for arg in node.args):
         return
     for product, bias in (node.args, node.args[::-1]):
         assert isinstance(product, fx.Node) and isinstance(bias, fx.Node)
-        if product.target is aten.linear.default and len(product.args) == 2 and len(product.users) == 1:
+        if product.target is aten.linear.default and len(product.args) == 2 and list(product.users) == [node]:
             whole, added = product.meta["val"], bias.meta.get("val")
             if not isinstance(added, torch.Tensor):
                 continue

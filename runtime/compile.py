@@ -96,13 +96,12 @@ def _lower(program: Program, plan: Plan, groups: StageGroups, compiled: bool) ->
     from autopar.passes.lower import lower
 
     coordinate = groups.stage.coordinate
-    if plan.pipeline is not None:
-        pieces = stage_pieces(program, plan, coordinate)
-        return StagedExecutable(program, plan, *pieces, groups, compiled=compiled)
     # Compiled code may return one memory for two equal values, which nobody may then write into.
-    local = lower(
-        program, disable(plan, (*plan.options.disable, "reduce_in_place")) if compiled else plan, coordinate, run=False
-    )
+    lowered = disable(plan, (*plan.options.disable, "reduce_in_place", "write_in_place")) if compiled else plan
+    if plan.pipeline is not None:
+        pieces = stage_pieces(program, lowered, coordinate)
+        return StagedExecutable(program, plan, *pieces, groups, compiled=compiled)
+    local = lower(program, lowered, coordinate, run=False)
     return Executable(program, plan, local, groups.whole, compiled=compiled)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, LoweringError
+from autopar.passes.improve.memories import Memories
+from autopar.passes.improve.setting import Setting
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program, outputs_behind_gradients
 from autopar.passes.torch_private import clear_saved_tensors, graph_is_kept
@@ -22,9 +24,11 @@ from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation, WaitingBackward, earlier_sums
 from autopar.runtime.beside_loss import Again, Widen
 from autopar.runtime.compile_segments import compile_segments
+from autopar.runtime.gate import Gate
 from autopar.runtime.groups import MeshGroups, bind_groups
+from autopar.runtime.hand_over import hand_over
 from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
-from autopar.runtime.owned import Owned
+from autopar.runtime.own_memory import Owned, contiguous_copy, lone_results
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
 from autopar.runtime.updates import Updates
@@ -74,7 +78,8 @@ class Executable:
         gather, forward, kept = take_out_gathers(local.forward, plan.saved)
         self._gather = None if gather is None else bind_groups(gather, self._names, groups.device)
         self._kept = KeptCopies()
-        self._forward = self._ready(forward)
+        self._gate = Gate()
+        self._forward = self._ready(forward, self._gate)
         self._backward = None if local.backward is None else self._ready(local.backward)
         placeholders = [node for node in local.forward.graph.nodes if node.op == "placeholder"]
         roles = [role for role in local.inputs if role.kind != "tangent"]
@@ -104,9 +109,11 @@ class Executable:
         self._updates = Updates(program)
         self._updated = [slot.role.node in self._updates.nodes for slot in self.slots]
 
-    def _ready(self, half: fx.GraphModule) -> fx.GraphModule:
-        """Return a half of the program as it runs here."""
-        bound = bind_groups(half, self._names, self._groups.device)
+    def _ready(self, half: fx.GraphModule, gate: Gate | None = None) -> fx.GraphModule:
+        """Return a half of the program as it runs here; it passes the gate before its first collective."""
+        if gate is not None and not self._compiled:
+            half = gate.built_into(half)
+        bound = bind_groups(half, self._names, self._groups.device, eager=not self._compiled)
         return compile_segments(bound) if self._compiled else bound
 
     def _results(self, *kinds: str) -> list[Result]:
@@ -134,17 +141,25 @@ class Executable:
         """Return the context that ``run`` needs: the first rank's random state, if the program draws at all."""
         return shared_randomness(self._groups, keep_own) if self.random else nullcontext()
 
-    def run(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], leaves: Sequence[Any]) -> list[Any]:
+    def run(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        leaves: Sequence[Any],
+        agree: Callable[[], None],
+    ) -> list[Any]:
         """Run one forward and return the flat output leaves; buffers are updated in place.
 
         Args:
             parameters: full name -> parameter.
             buffers: full name -> buffer.
             leaves: the flat leaves of the call; those that the model writes to are updated in place.
+            agree: as ``rendezvous.meet`` returns it; called before the first collective.
 
         Raises:
             InputError: a tensor has another local shape or dtype than the program was lowered for.
         """
+        self._gate.set(agree)
         self._updates.require_own_memory(leaves)
         tensors = []
         for slot, updated in zip(self.slots, self._updated):
@@ -191,6 +206,7 @@ class Executable:
         """Return the local pieces of the forward's arguments, and the kept copies of its parameters."""
         copies: list[Tensor] = []
         if self._gather is not None:
+            self._gate.open()
             copies = self._kept.of([tensors[index] for index in self._kept_slots], self._gather)
         return [local_of(tensor) for tensor in tensors] + copies
 
@@ -200,6 +216,8 @@ class Executable:
         The list of tensors is emptied.
         """
         with torch.autocast(self._groups.device.type, enabled=False):
+            if self._compiled:
+                self._gate.open()
             values = list(self._forward(tensors))
         count = len(self._returns)
         outputs: list[Tensor] = []
@@ -238,17 +256,33 @@ class Executable:
 
         A change in place of a DTensor counts on the DTensor, not on its local piece, so autograd can't see it there.
         """
-        kept = {tensor.untyped_storage().data_ptr() for tensor in saved}
-        return [
-            (slot.role.name, tensor, tensor._version)
-            for slot, tensor in zip(self.slots, tensors)
-            if isinstance(tensor, DTensor) and local_of(tensor).untyped_storage().data_ptr() in kept
-        ]
+        out: list[tuple[str, Tensor, int]] = []
+        for index, positions in self._perhaps_saved:
+            tensor = tensors[index]
+            if isinstance(tensor, DTensor):
+                memory = local_of(tensor).untyped_storage().data_ptr()
+                if any(saved[position].untyped_storage().data_ptr() == memory for position in positions):
+                    out.append((self.slots[index].role.name, tensor, tensor._version))
+        return out
+
+    @cached_property
+    def _perhaps_saved(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The arguments of the forward, and where among what it saves their memory may be."""
+        forward = self.local.forward
+        memories = Memories(forward.graph, Setting(self.plan.mesh, (), ()))
+        (ends,) = forward.graph.output_node().args
+        saved = ends[len(ends) - self.local.num_saved :]  # type: ignore[arg-type,index]
+        found = []
+        for index, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder"):
+            positions = tuple(i for i, end in enumerate(saved) if memories.same(node, end))  # type: ignore[arg-type]
+            if positions:
+                found.append((index, positions))
+        return found
 
     @cached_property
     def _waiting(self) -> WaitingBackward | None:
         """The backward whose gradients wait for those of later ones, made when it is first needed."""
-        return WaitingBackward.of(self.local, self._gradient_slots, self._ready)
+        return WaitingBackward.of(self.local, self._gradient_slots, self._ready, Setting(self.plan.mesh, (), ()))
 
     def parameters_of(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the parameters among the arguments of the forward, by position."""
@@ -285,9 +319,10 @@ class Executable:
         backward, results, tangents = self._backward, self._gradients, self._incoming(gradients)
         reached = {r.role.index for r, gradient in zip(self._returns_of_module, gradients) if gradient is not None}
         held: tuple[int, ...] = ()
+        lone = self._lone
         if self._accumulation.more_follow():
             if self._waiting is not None:
-                backward, results = self._waiting.without, self._sums
+                backward, results, lone = self._waiting.without, self._sums, self._waiting.lone
         elif "_sums" in vars(self) and self._waiting is not None:
             patterns = [self._pattern(position, self._sums[position]) for position in self._waiting.layouts]
             earlier = earlier_sums([parameters[slot] for slot in self._waiting.slots], patterns)
@@ -295,7 +330,7 @@ class Executable:
                 backward = self._waiting.resumed
                 tangents += earlier
                 held = self._waiting.slots
-        own = Owned([*saved, *tangents])
+        own = None if all(lone) else Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
         saved.clear()
         tangents.clear()
@@ -308,8 +343,18 @@ class Executable:
                 out.append(None)
                 continue
             value, values[position] = values[position], None
-            out.append(self._outgoing(position, slot, results[position], own.take(value)))
+            if own is not None and not lone[position]:
+                value = own.take(value)
+            elif not value.is_contiguous():
+                value = contiguous_copy(value)
+            out.append(self._outgoing(position, slot, results[position], value))
         return out
+
+    @cached_property
+    def _lone(self) -> tuple[bool, ...]:
+        """Tell of every gradient whether it lies alone in memory; those with earlier sums added lie as they do."""
+        assert self.local.backward is not None
+        return lone_results(self.local.backward, Setting(self.plan.mesh, (), ()))
 
     @cached_property
     def _sums(self) -> list[Result]:
@@ -412,5 +457,8 @@ class _Step(torch.autograd.Function):
             ctx.again = None
         if again is not None and executable.is_wider_wanted(gradients):
             saved.clear()
-            return (None, None, *again.gradients(executable.widen(), gradients))
-        return (None, None, *executable.run_backward(saved, gradients, ctx.parameters))
+            given = again.gradients(executable.widen(), gradients)
+        else:
+            given = executable.run_backward(saved, gradients, ctx.parameters)
+        hand_over(given, ctx.parameters, ctx.next_functions)
+        return (None, None, *given)

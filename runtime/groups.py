@@ -18,9 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import MeshError
 from autopar.mesh import Coordinate, Mesh
+from autopar.passes.flatten_buckets import flatten_buckets
 from autopar.passes.local_program import GROUP_PREFIX
 from autopar.passes.torch_private import take_arguments_in_a_list
 from autopar.runtime.agree import raise_together, require_equal
+from autopar.runtime.call_directly import call_directly
 from autopar.runtime.choose_kernels import choose_kernels
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
@@ -169,15 +171,24 @@ def _control_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     return groups[ranks]
 
 
-def bind_groups(graph_module: fx.GraphModule, group_names: Sequence[str], device: torch.device) -> fx.GraphModule:
+def bind_groups(
+    graph_module: fx.GraphModule, group_names: Sequence[str], device: torch.device, *, eager: bool = True
+) -> fx.GraphModule:
     """Return a copy of a lowered graph that runs here: real group names, and this rank's device instead of the CPU.
 
     It takes its arguments in one list, which it empties, so that each is freed after its last use. Graphs are traced on
     the CPU, so a factory such as ``arange`` names it; constants of the graph move too.
+
+    Args:
+        graph_module: the graph.
+        group_names: of the process group of each axis.
+        device: of this rank.
+        eager: it runs as it is; otherwise it keeps to ops, for a compiler.
     """
     graph = fx.Graph()
     output = graph.graph_copy(graph_module.graph, {})
     graph.output(output)
+    flatten_buckets(graph)
     for node in graph.nodes:
         if node.op == "call_function":
             in_collective = getattr(node.target, "namespace", "") == "_c10d_functional"
@@ -185,6 +196,8 @@ def bind_groups(graph_module: fx.GraphModule, group_names: Sequence[str], device
             node.args = fx.node.map_aggregate(node.args, bind)
             node.kwargs = fx.node.map_aggregate(node.kwargs, bind)
     choose_kernels(graph)
+    if eager:
+        call_directly(graph, device)
     bound = fx.GraphModule(graph_module, take_arguments_in_a_list(graph))
     for node in bound.graph.nodes:
         if node.op == "get_attr":

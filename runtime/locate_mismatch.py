@@ -79,7 +79,8 @@ def locate_mismatch(
 
     def watch(node: fx.Node, results: list[Any]) -> None:
         if "tensor" in node.meta and node.op != "placeholder" and isinstance(results[0], torch.Tensor):
-            seen = _Version(node.meta["layout"], list(results), str(node.meta.get("reason", "")))
+            pieces = [result.clone() for result in results]  # what follows may write into them
+            seen = _Version(node.meta["layout"], pieces, str(node.meta.get("reason", "")))
             versions.setdefault(node.meta["tensor"], []).append(seen)
 
     torch.manual_seed(seed)

@@ -21,6 +21,13 @@ ENOUGH_S = 0.01
 """CPU seconds of calls that a measurement is taken over."""
 
 OBSERVE_S = 0.25
+COLLECTIVE_S, MOST_REPEATS = 0.1, 31
+"""A collective is repeated until its calls took so many seconds, at most so often."""
+
+LEAST_CONTENTION = 0.05
+"""What no collective is better than: it reads and writes the memory that compute uses."""
+
+_ops = torch.ops._c10d_functional
 CHUNK = 160
 """Side of the product that every rank computes between two collectives, so that they meet as those of a program do."""
 
@@ -98,18 +105,48 @@ class Meter:
     def collective_seconds(self, work: Callable[[], Any]) -> float:
         """Return the wall seconds of a collective call as programs see it: ranks compute before, and meet unevenly.
 
-        The mean over calls and ranks, since a program pays for late ranks too. Collective.
+        The median over calls, so that what else the machine did does not count, and the mean over ranks. Collective.
         """
         work()
-        total = 0.0
-        for _ in range(REPEATS):
+        times: list[float] = []
+        while len(times) < REPEATS or (sum(times) < COLLECTIVE_S and len(times) < MOST_REPEATS):
             self.compute()
             self._wait()
             start = time.perf_counter()
             work()
             self._wait()
-            total += time.perf_counter() - start
-        return self.mean(total / REPEATS)
+            times.append(self.mean(time.perf_counter() - start))
+        return statistics.median(times)
+
+    def contention(self, start: Callable[[], torch.Tensor]) -> float:
+        """Return the part of its own time by which a collective slows the compute that it hides behind. Collective.
+
+        Args:
+            start: starts one and returns what is to be waited for.
+        """
+
+        def compute() -> torch.Tensor:
+            for _ in range(chunks):
+                self.compute()
+            return self._chunk
+
+        chunks = 1
+        alone = self._together(lambda: _ops.wait_tensor(start()))
+        chunks = max(1, round(2 * alone / self._together(compute)))
+        computed = self._together(compute)
+        both = self._together(lambda: _behind(start(), compute))
+        return min(1.0, max(LEAST_CONTENTION, (both - computed) / alone))
+
+    def _together(self, work: Callable[[], torch.Tensor]) -> float:
+        """Return the wall seconds of what all ranks do at once: the median of several times, the mean over ranks."""
+        times = []
+        for _ in range(2 * REPEATS + 1):
+            dist.barrier()
+            begin = time.perf_counter()
+            work()
+            self._wait()
+            times.append(time.perf_counter() - begin)
+        return self.mean(statistics.median(times))
 
     def mean(self, value: float) -> float:
         """Return the mean of a number over the ranks. Collective."""
@@ -122,3 +159,8 @@ class Meter:
     def any(self, value: bool) -> bool:
         """Tell whether it is so on any rank. Collective."""
         return self.mean(float(value)) > 0
+
+
+def _behind(started: torch.Tensor, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    compute()
+    return _ops.wait_tensor(started)  # type: ignore[no-any-return]

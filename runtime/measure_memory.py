@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.passes.collective_calls import COALESCED, IN_PLACE, WAIT
+from autopar.passes.collective_calls import IN_PLACE, WAIT
+from autopar.passes.cost.live_bytes import kept_positions
 from autopar.passes.cost.storages import LiveBytes, StorageLog, kernels_of
+from autopar.passes.flatten_buckets import flatten_buckets
 from autopar.passes.insert_collectives import COLLECTIVES
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.torch_private import take_arguments_in_a_list
-from autopar.runtime.owned import Owned
+from autopar.runtime.own_memory import Owned
 from autopar.runtime.simulate import shard
 from autopar.runtime.state import local_of
 
@@ -131,10 +133,12 @@ class _Rank:
         """Run both halves with every tensor held by nobody but who needs it."""
         with torch.no_grad(), self.meter:
             outputs, saved = self.run_forward()
+            kept = [saved[position] for position in kept_positions(self.local)]
             self.meter.hold("saved", saved)
             self.meter.hold("outputs", outputs)
             gradients = [] if self.backward is None else self.run_backward(saved)
         self.meter.hold("gradients", gradients)
+        del kept
         return self.meter.result()
 
     def run_forward(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -164,6 +168,7 @@ def stand_alone(half: fx.GraphModule) -> fx.GraphModule:
     """Return a copy that runs without other ranks and takes its arguments in a list."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(half.graph, {}))
+    flatten_buckets(graph)
     stand_ins = _stand_ins()
     for node in graph.nodes:
         if node.op == "call_function" and node.target in stand_ins:
@@ -212,14 +217,6 @@ def _stand_ins() -> dict[Any, Callable[..., Any]]:
 
         return run
 
-    def several(kind: str) -> Callable[..., list[Tensor]]:
-        one = alone(kind)
-
-        def run(tensors: list[Tensor], *args: Any) -> list[Tensor]:
-            return [one(tensor, *args) for tensor in tensors]
-
-        return run
-
     def wait(tensor: Tensor) -> Tensor:
         held.pop(tensor.untyped_storage()._cdata, None)
         return tensor
@@ -227,7 +224,6 @@ def _stand_ins() -> dict[Any, Callable[..., Any]]:
     return {
         **{op: alone(kind) for op, kind in COLLECTIVES.items()},
         **dict.fromkeys(IN_PLACE.values(), _stay),
-        **{op: several(COLLECTIVES[single]) for op, single in COALESCED.items()},
         WAIT: wait,
     }
 

@@ -232,12 +232,16 @@ class _Engine:
         except Exception as caught:
             error = caught
         known = call is not None and call.signature in self._executables
-        meet(self.stage, call, error, known, self._options.inputs)
+        agree = meet(self.stage, call, error, known, self._options.inputs)
+        executable = self._executables[call.signature] if call is not None and known else None
+        if executable is None or executable.random:
+            agree()
+            agree = _agreed
         assert call is not None
-        executable = self._executables.get(call.signature) or self._make(call)
+        executable = executable or self._make(call)
         self._current = executable.plan
         with executable.random_state(self._options.inputs == "local"):
-            out = executable.run(calls.parameters(), calls.buffers(), call.leaves)
+            out = executable.run(calls.parameters(), calls.buffers(), call.leaves, agree)
         return pytree.tree_unflatten(out, executable.program.out_spec)
 
     def _take_apart(self, calls: KnownCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -310,6 +314,10 @@ class _Engine:
         self._current = executable.plan
         if isinstance(executable, Executable):
             executable.widen = functools.cache(functools.partial(self._wider, without_data(call), situation))
+
+
+def _agreed() -> None:
+    """Do nothing: the ranks agree already."""
 
 
 def _layouts(plan: Plan) -> dict[str, Layout]:

@@ -25,7 +25,7 @@ from autopar.passes.stage_pieces import BACKWARD, FORWARD, StagedProgram
 from autopar.plans import MemoryTable, Plan
 
 from .measure_memory import MakeOptimizer, MemoryMeter, stand_alone, state_tensors
-from .owned import Owned
+from .own_memory import Owned
 from .pipeline import Engine, Stage, Value, take_step
 from .pipeline_steps import DOWN, RUN, Step, step_order
 from .simulate import reduce_pair, shard
@@ -256,8 +256,8 @@ class _FormEngine:
         return self._walk.run(self._staged.stages[stage].segments[when].graph_module, arguments)
 
     def reduce(self, op: str, one: Value, other: Value) -> Value:
-        """Return a new tensor of the same form."""
-        return self._walk.fresh(one.meta(), "a total")
+        """Return a new tensor, in memory as the two lie."""
+        return self._walk.new(torch.add(one.meta(), other.meta()), "a total")
 
     def join(self, parts: list[Value], dim: int) -> Value:
         """Return a new tensor of all parts."""

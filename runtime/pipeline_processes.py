@@ -45,7 +45,7 @@ class ProcessEngine:
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
         for stage in stages:
             for when, segment in staged.stages[stage].segments.items():
-                module = bind_groups(segment.graph_module, names, self._device)
+                module = bind_groups(segment.graph_module, names, self._device, eager=not compiled)
                 self._modules[stage, when] = compile_segments(module) if compiled else module
         self._numbers = [torch.tensor(number) for number in range(staged.num_micro_batches)]
         self.starts: dict[int, Tensor] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -18,8 +21,10 @@ _ADVICE = {
 }
 
 
-def meet(stage: StageGroups, call: Call | None, error: Exception | None, known: bool, inputs: str) -> None:
-    """Return when every rank is about to make the same call. One small collective on the host.
+def meet(
+    stage: StageGroups, call: Call | None, error: Exception | None, known: bool, inputs: str
+) -> Callable[[], None]:
+    """Say to every rank what call this one is about to make; one small collective on the host.
 
     The contents of tensors are compared too where that is cheap: always on the CPU, on a device at the first call of a
     signature.
@@ -31,33 +36,44 @@ def meet(stage: StageGroups, call: Call | None, error: Exception | None, known: 
         known: there is a program for the call.
         inputs: ``"global"`` or ``"local"``.
 
-    Raises:
-        InputError: the calls differ, or a rank has an error; names what differs.
+    Returns:
+        What returns when every rank is about to make the same call, and raises on every rank otherwise: an
+        ``InputError`` that names what differs, or a rank's error. To be called before any other collective of the call,
+        so that nobody waits for a rank that is elsewhere; what a rank computes until then it computes meanwhile.
     """
     groups = stage.whole
     if len(groups.ranks) == 1:
-        if error is not None:
-            raise error
-        return
+        return partial(_raise, error)
     look = call is not None and (not known or groups.device.type == "cpu")
     signature = _word(call.signature.lines) if call is not None else 0
     data = checksum(call.leaves) if call is not None and look else 0
     mine = torch.tensor([0 if error is None else 1, signature, data])
     table = torch.empty(len(groups.ranks) * 3, dtype=torch.int64)
-    dist.all_gather_single(table, mine, group=groups.control)
-    failed, signatures, contents = table.reshape(-1, 3).T.tolist()
-    if any(failed):
-        raise_together(groups.control, "the call", error)
-    assert call is not None
-    if len(set(signatures)) > 1:
-        lines = gather_objects(groups.control, call.signature.lines)
-        raise InputError(f"{difference('the call', lines)}; every rank must make the same call")
-    for rank, content in enumerate(contents):
-        first = 0 if inputs == "global" else _first_of_share(groups.mesh, rank)
-        if content != contents[first]:
-            raise InputError(
-                f"the input tensors of rank {rank} have other contents than those of rank {first}: {_ADVICE[inputs]}"
-            )
+    work = dist.all_gather_single(table, mine, group=groups.control, async_op=True)
+
+    def agree() -> None:
+        work.wait()
+        failed, signatures, contents = table.reshape(-1, 3).T.tolist()
+        if any(failed):
+            raise_together(groups.control, "the call", error)
+        assert call is not None
+        if len(set(signatures)) > 1:
+            lines = gather_objects(groups.control, call.signature.lines)
+            raise InputError(f"{difference('the call', lines)}; every rank must make the same call")
+        for rank, content in enumerate(contents):
+            first = 0 if inputs == "global" else _first_of_share(groups.mesh, rank)
+            if content != contents[first]:
+                raise InputError(
+                    f"the input tensors of rank {rank} have other contents than those of rank {first}: "
+                    f"{_ADVICE[inputs]}"
+                )
+
+    return agree
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _first_of_share(mesh: Mesh, rank: int) -> int:

@@ -279,9 +279,10 @@ def _combine(kind: str, members: list[Any]) -> list[torch.Tensor]:
     tensors = [args[0] for args in members]
     size = len(tensors)
     if kind == "all_gather":
-        return _checked_size(kind, members[0][1], size, [torch.cat(tensors)] * size)
+        return _checked_size(kind, members[0][1], size, [torch.cat(tensors) for _ in tensors])
     if kind == "all_reduce":
-        return [_reduced(tensors, members[0][1])] * size
+        total = _reduced(tensors, members[0][1])
+        return [total, *(total.clone() for _ in tensors[1:])]  # apart, as on ranks: what follows may write into it
     if kind == "reduce_scatter":
         pieces = _reduced(tensors, members[0][1]).chunk(size)
         return _checked_size(kind, members[0][2], size, [piece.contiguous() for piece in pieces])

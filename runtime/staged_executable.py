@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,7 +18,8 @@ from autopar.passes.program import Input, Program, outputs_behind_gradients
 from autopar.passes.stage_pieces import StagedProgram
 from autopar.placement import REPLICATE, Layout, to_dtensor
 from autopar.plans import Plan
-from autopar.runtime.owned import Owned
+from autopar.runtime.hand_over import hand_over
+from autopar.runtime.own_memory import Owned
 from autopar.runtime.pipeline import Stage, take_step
 from autopar.runtime.pipeline_processes import Mail, ProcessEngine, owners, spread
 from autopar.runtime.pipeline_random import starts_of_stages
@@ -82,17 +83,25 @@ class StagedExecutable:
         """Return the context that ``run`` needs: the first rank's random state, if the program draws at all."""
         return shared_randomness(self._groups.whole, keep_own) if self.random else nullcontext()
 
-    def run(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], leaves: Sequence[Any]) -> list[Any]:
+    def run(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        leaves: Sequence[Any],
+        agree: Callable[[], None],
+    ) -> list[Any]:
         """Run a step (with a loss: forwards and backwards) and return the flat output leaves.
 
         Args:
             parameters: full name -> parameter, of those that this rank keeps.
             buffers: full name -> buffer; updated in place.
             leaves: the flat leaves of the call.
+            agree: as ``rendezvous.meet`` returns it.
 
         Raises:
             InputError: a tensor has another local shape or dtype than the program was lowered for.
         """
+        agree()
         tensors = [self._tensor_for(role, parameters, buffers, leaves) for role in self._slots]
         news: dict[str, Tensor] = {}
         if self.gradients == "none":
@@ -260,6 +269,10 @@ class StagedExecutable:
                     out.append(placed)
         return out
 
+    def parameters_of(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return the parameters among the tensors of ``owned``, by position."""
+        return {index: tensors[index] for index, slot in enumerate(self._slots) if slot.kind == "parameter"}
+
     def _lies(self, index: int) -> bool:
         mode = self.plan.options.outputs
         if index == self.program.loss:
@@ -328,6 +341,7 @@ class _Step(torch.autograd.Function):
         placed = call.forward(news)
         ctx.set_materialize_grads(False)
         ctx.executable = executable
+        ctx.parameters = executable.parameters_of(tensors)
         ctx.indices = [role.index for role, _, _ in call.found]
         ctx.gradients = (
             executable.gradients_of_slots(call.stages, call.given, [role.index for role in executable.tangent_roles()])
@@ -356,9 +370,12 @@ class _Step(torch.autograd.Function):
         if ctx.gradients is not None:
             made, ctx.gradients = ctx.gradients, None
             loss = executable.program.loss
-            return (None, None, None, *_scaled(made, None if loss is None else reached.get(loss)))
-        call, ctx.call = ctx.call, None
-        return (None, None, None, *call.backward(reached))
+            given = _scaled(made, None if loss is None else reached.get(loss))
+        else:
+            call, ctx.call = ctx.call, None
+            given = call.backward(reached)
+        hand_over(given, ctx.parameters, ctx.next_functions[1:])
+        return (None, None, None, *given)
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor | None) -> list[Tensor | None]:

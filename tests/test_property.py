@@ -18,6 +18,7 @@ from autopar.plans import Plan
 from autopar.runtime.simulate import StepResult
 from autopar.runtime.verify_ranks import verify_ranks
 from tests import models
+from tests.rotate import todays
 from tests.strategies.graphs import Recipe, recipes
 from tests.strategies.plans import meshes, plans, seeded_plan
 
@@ -33,7 +34,7 @@ def assert_collectives_are_the_plans(program: Program, plan: Plan, result: StepR
 
 
 @pytest.mark.timeout(1800)
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=6 * settings.default.max_examples // 5)
 @given(recipes(), meshes(), st.data())
 def test_any_plan_equals_one_device(recipe: Recipe, mesh: Mesh, data: st.DataObject) -> None:
     """Outputs, every gradient, buffers and stepped parameters equal the eager module's, whatever the plan."""
@@ -44,8 +45,10 @@ def test_any_plan_equals_one_device(recipe: Recipe, mesh: Mesh, data: st.DataObj
     assert_collectives_are_the_plans(program, plan, result)
 
 
-@pytest.mark.parametrize(("sizes", "dropout"), [((3,), 0.2), ((2, 2), 0.0)])
-@pytest.mark.parametrize("name", ["mlp", "gpt2", "llama", "bert", "vit", "t5", "resnet"])
+REAL = [(name, sizes, dropout) for name in models.MODELS for sizes, dropout in (((3,), 0.2), ((2, 2), 0.0))]
+
+
+@pytest.mark.parametrize(("name", "sizes", "dropout"), todays(REAL, lambda case: case[0]))
 def test_random_plans_of_real_models(name: str, sizes: tuple[int, ...], dropout: float) -> None:
     """Real models, with and without dropout, under plans that a seed decides."""
     model, args, kwargs = getattr(models, name)(dropout=dropout) if name != "llama" else models.llama()

@@ -95,22 +95,52 @@ def collective_seconds(
     return all_to_all_seconds(num_ranks, bytes_in, source, target, link, device)
 
 
-def coalesced_seconds(kind: str, num_ranks: int, bytes_in: Sequence[float], link: Link, device: Device) -> float:
-    """Return the seconds of several collectives of ``kind`` along the first dim that run as one.
+BUCKETED = ("all_gather", "all_reduce", "reduce_scatter")
+"""Kinds that may run with others as one."""
 
-    A library of accelerators (NCCL) starts them together: one call, the bytes of all. On the host (gloo; a device that
-    does not fuse) they are copied into one buffer and out of it, and reduce-scatters run one after the other.
+
+def bucketed_seconds(
+    kind: str,
+    num_ranks: int,
+    bytes_in: Numbers,
+    source: int,
+    target: int,
+    link: Link,
+    device: Device,
+    *,
+    others: int,
+) -> Numbers:
+    """Return the seconds of an arc that runs with others as one.
+
+    A bucket ends where its bytes take about as long as its start, so an arc pays for its bytes twice, and for its share
+    of one start, since one bucket there is. A large one goes alone.
+
+    Args:
+        others: how many arcs may share buckets; the other arguments as for ``collective_seconds``.
+    """
+    alone: Numbers = collective_seconds(kind, num_ranks, bytes_in, source, target, link, device)
+    if kind not in BUCKETED:
+        return alone
+    start = collective_seconds(kind, num_ranks, bytes_in * 0.0, source, target, link, device)
+    shared: Numbers = 2.0 * (alone - start) + start / max(others, 1)
+    return _least(alone, shared)
+
+
+def coalesced_seconds(kind: str, num_ranks: int, bytes_in: Sequence[float], link: Link, device: Device) -> float:
+    """Return the seconds of several collectives of ``kind`` along the first dim that run as one, over one buffer.
+
+    What is handed in is copied into the buffer. Sums and their pieces are views of what comes out; pieces that are
+    gathered lie between those of other ranks, and are copied out.
 
     Args:
         bytes_in: what each hands in.
     """
-    host = not device.fuses
     one = sum(bytes_in)
-    if len(bytes_in) == 1 or (host and kind == "reduce_scatter"):
-        return sum(float(collective_seconds(kind, num_ranks, each, 0, 0, link, device)) for each in bytes_in)
-    whole = one * (num_ranks if kind == "all_gather" else 1)
-    copies = float(device.stream_seconds(2.0 * (one + whole))) if host else 0.0
-    return float(collective_seconds(kind, num_ranks, one, 0, 0, link, device)) + copies
+    seconds = float(collective_seconds(kind, num_ranks, one, 0, 0, link, device))
+    if len(bytes_in) == 1:
+        return seconds
+    copied = one * (1 + num_ranks if kind == "all_gather" else 1)
+    return seconds + float(device.stream_seconds(2.0 * copied))
 
 
 def _pass_seconds(num_ranks: int, bytes_total: Numbers, link: Link) -> Numbers:

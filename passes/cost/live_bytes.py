@@ -21,7 +21,8 @@ def live_bytes(local: LocalProgram, optimizer: str = "adamw", watch: Watch | Non
 
     Counted are parameters, buffers, constants, inputs and the optimizer's state, which lie there all the time; outputs,
     which the caller keeps until the backward has run; saved tensors until their last use; gradients; and everything in
-    between: views share their base, a collective holds what it sends and what it receives.
+    between: views share their base, a collective holds what it sends and what it receives. Gathered copies of
+    parameters that the backward reads too stay until the end, for the next backward of the step.
 
     Args:
         local: the lowered program; any rank's, the first has the largest pieces.
@@ -35,9 +36,10 @@ def live_bytes(local: LocalProgram, optimizer: str = "adamw", watch: Watch | Non
     states = optimizer_states(walk, roles, values, optimizer)
     start = len(walk.account.events)
     outputs, saved = _forward(walk, local, roles, resting)
+    kept = [saved[position] for position in kept_positions(local)]
     gradients = [] if local.backward is None else _backward(walk, local.backward, saved)
     found = walk.account.highest(start, walk.largest_gather_bytes)
-    del states, outputs, gradients  # the caller holds them until here
+    del states, outputs, kept, gradients  # held until here
     return found
 
 
@@ -73,6 +75,19 @@ def _forward(
     walk.claim("saved", saved)
     walk.claim("outputs", outputs)
     return outputs, saved
+
+
+def kept_positions(local: LocalProgram) -> list[int]:
+    """Return which of the saved tensors are gathered copies of parameters: those are held until the next step."""
+    (ends,) = local.forward.graph.output_node().args
+    assert isinstance(ends, (tuple, list))
+    names = {role.node for role in local.inputs}
+    saved = ends[len(ends) - local.num_saved :]
+    return [
+        position
+        for position, node in enumerate(saved)
+        if isinstance(node, fx.Node) and node.op == "call_function" and node.meta.get("tensor") in names
+    ]
 
 
 def _backward(walk: GraphWalk, backward: fx.GraphModule, saved: list[Any]) -> list[Form | None]:

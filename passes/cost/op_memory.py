@@ -14,12 +14,13 @@ from .storages import Kernels, StorageLog
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor lies in memory, and in which storage: whatever stands for it."""
+    """How a tensor lies in memory, and in which storage: whatever stands for it; ``start`` counts bytes in it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     storage: Any
+    start: int = 0
 
     def meta(self) -> torch.Tensor:
         """Return a tensor of this form without memory."""
@@ -35,6 +36,7 @@ class Result:
         source: which tensor argument's storage it shares, or -1.
         fresh: which of the op's new storages it lies in, or -1.
         nbytes: of its storage.
+        start: where it begins, in bytes behind the beginning of ``source``.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +45,7 @@ class Result:
     source: int
     fresh: int
     nbytes: int
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ def _results(out: Any, given: list[torch.Tensor]) -> Iterator[Result | None]:
         storage = leaf.untyped_storage()
         source = sources.get(storage._cdata, -1)
         number = -1 if source >= 0 else fresh.setdefault(storage._cdata, len(fresh))
-        yield Result(tuple(leaf.shape), leaf.stride(), leaf.dtype, source, number, storage.nbytes())
+        start = int(leaf.storage_offset()) * leaf.element_size()
+        yield Result(tuple(leaf.shape), leaf.stride(), leaf.dtype, source, number, storage.nbytes(), start)
 
 
 def _frozen(value: Any) -> Any:

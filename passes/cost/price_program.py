@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -13,14 +15,14 @@ from autopar.mesh import Mesh
 from autopar.placement import Layout, local_shape
 from autopar.plans import Cost, Plan
 
-from ..find_hideable import find_hideable
+from ..find_hideable import find_bucketed, find_hideable
 from ..insert_collectives import COLLECTIVES
 from ..local_program import LocalProgram
 from ..lower import choices_of
 from ..program import Program, result_values, tensor_operands, tensors_of
 from ..redistribution import Arc, arc_between
 from ..rules.legality import operand_layouts, result_layouts
-from .collectives import collective_seconds
+from .collectives import bucketed_seconds, collective_seconds
 from .compute import compute_dtype, local_lengths, local_seconds, numbers_drawn
 from .devices import device, mesh_links
 from .fusion import ALONE, Traffic
@@ -34,7 +36,8 @@ def price_program(program: Program, plan: Plan, local: LocalProgram) -> Cost:
         plan: the plan that it was lowered by, for operands that a local rewrite does not read (only their shape).
         local: its lowering, with its mesh.
     """
-    travel = {node: _arc_seconds(node, local.mesh) for node in local.joint.graph.nodes if _ends_arc(node)}
+    bucketed = find_bucketed(program, plan.options.disable)
+    travel = {node: _arc_seconds(node, local.mesh, bucketed) for node in local.joint.graph.nodes if _ends_arc(node)}
     communication = sum(travel.values())
     first, again = (_emitted(local, repeated) for repeated in (False, True))
     work = {node.name: _op_seconds(node, first, plan, local) for node in program.ops()}
@@ -98,7 +101,7 @@ def _back(node: fx.Node) -> Iterator[fx.Node]:
             yield from _back(operand)
 
 
-def _arc_seconds(node: fx.Node, mesh: Mesh) -> float:
+def _arc_seconds(node: fx.Node, mesh: Mesh, bucketed: Collection[str]) -> float:
     *steps, start = _back(node)
     arc = arc_between(start.meta["layout"], node.meta["layout"])
     assert isinstance(arc, Arc) and arc.kind == node.meta["arc"]
@@ -111,7 +114,9 @@ def _arc_seconds(node: fx.Node, mesh: Mesh) -> float:
     ends = arc.source[arc.axis], arc.target[arc.axis]
     num_bytes = float(value.numel() * value.element_size())
     link = mesh_links(mesh)[arc.axis]
-    return float(collective_seconds(arc.kind, mesh.sizes[arc.axis], num_bytes, *ends, link, device(mesh.device)))
+    shared = node.meta["tensor"] in bucketed
+    price: Any = partial(bucketed_seconds, others=len(bucketed)) if shared else collective_seconds
+    return float(price(arc.kind, mesh.sizes[arc.axis], num_bytes, *ends, link, device(mesh.device)))
 
 
 def _op_seconds(node: fx.Node, emitted: dict[str, list[fx.Node]], plan: Plan, local: LocalProgram) -> float:

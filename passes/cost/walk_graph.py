@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..collective_calls import WAIT, Call, collective_calls, is_coalesced
+from ..collective_calls import WAIT, Call, collective_calls
+from ..flatten_buckets import flattened
 from ..program import is_getitem
 from .op_memory import Form, OpMemories
 from .storages import Account, Kernels
@@ -54,6 +56,10 @@ class GraphWalk:
         meta = torch.empty(tuple(value.shape), dtype=value.dtype, device="meta")
         return Form(tuple(value.shape), meta.stride(), value.dtype, Storage(self.account, meta.nbytes, where, kind))
 
+    def new(self, value: torch.Tensor, where: str) -> Form:
+        """Return a new tensor that lies in memory as ``value`` would."""
+        return Form(tuple(value.shape), value.stride(), value.dtype, Storage(self.account, value.nbytes, where))
+
     def claim(self, kind: str, values: Any) -> None:
         """Say what the storages of values are for, where nothing is said yet."""
         for form in forms_of(values):
@@ -61,6 +67,7 @@ class GraphWalk:
 
     def run(self, module: fx.GraphModule, arguments: list[Any]) -> list[Any]:
         """Walk one graph; the list of arguments is emptied, and each is let go at its last use."""
+        module = flattened(module)
         env: dict[fx.Node, Any] = {}
         stream = iter(list(arguments))
         arguments.clear()
@@ -104,9 +111,8 @@ class GraphWalk:
         calls = collective_calls(node)
         if not calls:
             return self._computed(node, args, dict(kwargs))
-        handed = args[0] if is_coalesced(node) else [args[0]]
-        results = [self._sent(node, call, operand) for call, operand in zip(calls, handed, strict=True)]
-        return results if is_coalesced(node) else results[0]
+        (call,) = calls
+        return self._sent(node, call, args[0])
 
     def _sent(self, node: fx.Node, call: Call, operand: Form) -> Form:
         """Return the result of a collective; what it hands in is alive until the wait."""
@@ -136,13 +142,15 @@ class GraphWalk:
             if result is None:
                 forms.append(None)
                 continue
+            start = result.start
             if result.source >= 0:
                 storage = given[result.source].storage
+                start += given[result.source].start
             else:
                 if result.fresh not in new:
                     new[result.fresh] = Storage(self.account, result.nbytes, node.name)
                 storage = new[result.fresh]
-            forms.append(Form(result.shape, result.stride, result.dtype, storage))
+            forms.append(Form(result.shape, result.stride, result.dtype, storage, start))
         del workspace
         return forms[0] if found.single else tuple(forms)
 
@@ -171,12 +179,16 @@ def own(walk: GraphWalk, values: list[Any], taken: set[int]) -> list[Form | None
     The list of values is emptied, so that what is copied goes.
     """
     out: list[Form | None] = []
+    spans: dict[int, list[tuple[int, int]]] = {number: [(0, sys.maxsize)] for number in taken}
     for position, form in enumerate(values):
         values[position] = None
-        if form is not None and (form.storage.number in taken or not form.meta().is_contiguous()):
-            form = walk.fresh(form.meta(), "the gradients", "gradients")
         if form is not None:
-            taken.add(form.storage.number)
+            start, end = form.start, form.start + form.meta().nbytes
+            met = any(start < b and a < end for a, b in spans.get(form.storage.number, ()))
+            if met or not form.meta().is_contiguous():
+                form = walk.fresh(form.meta(), "the gradients", "gradients")
+                start, end = 0, sys.maxsize
+            spans.setdefault(form.storage.number, []).append((start, end))
             walk.claim("gradients", form)
         out.append(form)
     values.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +18,7 @@ from .edits import Coalesce, Edit, apply_edits
 from .headroom import headroom
 from .setting import Setting
 from .sort_nodes import Key, sort_nodes
-from .transfers import Transfer, transfers
+from .transfers import Transfer, phase_spans, transfers
 
 _CAN = frozenset(COALESCED.values())
 
@@ -26,7 +28,9 @@ def bucket_collectives(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
 
     A bucket grows while it saves at least what it may delay: whoever uses a result first waits for the bytes of all,
     and what was ready first starts late. So it ends where the bytes take as long as the start of a collective, by the
-    cost model. Where several start and end together nothing is delayed.
+    cost model, or later on a device whose transfers slow down the compute that would hide them. Where several start and
+    end together nothing is delayed. What nobody waits for before the end of the phase (gradients) goes in even buckets:
+    only the last of them is exposed.
 
     Safe always: what moves, and which numbers meet, stays the same.
     """
@@ -81,6 +85,7 @@ class _Bucket:
             delayed += together - (mine if other.first_use > self.first_use else alone)
         if other.ready != self.ready:
             delayed += together - (alone if other.ready > self.ready else mine)
+        delayed *= 1.0 - setting.device.contention
         saved = mine + alone - together
         return saved > 0 and saved >= delayed and grown.fits(room)
 
@@ -92,6 +97,11 @@ class _Bucket:
                 extra[self.anchor : member.issued] += member.result_bytes
             else:
                 extra[member.issued : self.anchor] += sum(call.bytes_in for call in member.calls)
+        if len(self.members) > 1:  # the buffer beside what is copied into it, and out of it
+            extra[self.anchor] += sum(call.bytes_in for member in self.members for call in member.calls)
+            if self.members[0].calls[0].kind == "all_gather":
+                last = max(member.first_use for member in self.members)
+                extra[self.anchor : last + 1] += sum(member.result_bytes for member in self.members)
         return bool((extra <= room).all())
 
     def keys(self) -> Iterator[tuple[fx.Node, Key]]:
@@ -107,19 +117,45 @@ class _Bucket:
 def _find(joint: fx.GraphModule, setting: Setting) -> list[_Bucket]:
     room = headroom(joint, setting)
     kept = _kept_calls(joint.graph, setting)
-    done: list[_Bucket] = []
-    open_: dict[Any, _Bucket] = {}
+    ends = {end for _, end in phase_spans(list(joint.graph.nodes)).values()}
+    groups: dict[Any, list[Transfer]] = defaultdict(list)
     for transfer in sorted(_candidates(joint.graph), key=lambda each: (each.ready, each.first_use, each.issued)):
         call = transfer.calls[0]
         dtype = call.operand.meta["val"].dtype
         alike = (call.op, call.arguments, dtype, transfer.node.meta["phase"], transfer.node in kept)
-        key = tuple(map(str, alike))
-        bucket = open_.setdefault(key, _Bucket())
-        if bucket.members and not bucket.takes(transfer, room, setting):
-            done.append(bucket)
-            bucket = open_[key] = _Bucket()
-        bucket.members.append(transfer)
-    return [*done, *open_.values()]
+        groups[*map(str, alike), transfer.first_use in ends].append(transfer)
+    out: list[_Bucket] = []
+    for (*_, waited_by_nobody), members in groups.items():
+        target = _even_seconds(members, setting) if waited_by_nobody else 0.0
+        current = _Bucket([members[0]])
+        for transfer in members[1:]:
+            if waited_by_nobody:
+                takes = current.seconds(setting) < target and _Bucket([*current.members, transfer]).fits(room)
+            else:
+                takes = current.takes(transfer, room, setting)
+            if takes:
+                current.members.append(transfer)
+            else:
+                out.append(current)
+                current = _Bucket([transfer])
+        out.append(current)
+    return out
+
+
+def _even_seconds(members: list[Transfer], setting: Setting) -> float:
+    """Return how long each bucket of transfers should take that nobody waits for before the end of the phase.
+
+    Of ``n`` even buckets the last is exposed, the others hide and cost their ``contention``. With ``s`` seconds to
+    start one and ``b`` for all bytes, that is least for ``n = sqrt((1 - contention) b / (contention s))``.
+    """
+    whole = _Bucket(members).seconds(setting)
+    call = members[0].calls[0]
+    start = float(
+        coalesced_seconds(call.kind, setting.mesh.sizes[call.axis], [0.0], setting.links[call.axis], setting.device)
+    )
+    contention = setting.device.contention
+    number = max(1.0, math.sqrt((1.0 - contention) * max(whole - start, 0.0) / (contention * start)))
+    return start + (whole - start) / number if number > 1.0 else math.inf
 
 
 def _candidates(graph: fx.Graph) -> Iterator[Transfer]:

@@ -107,14 +107,26 @@ class Erase:
 
 @dataclass(frozen=True)
 class Retarget:
-    """Carry a node out by another op with the same arguments."""
+    """Carry a node out by another op with the same arguments.
+
+    Attributes:
+        name: of the node.
+        target: the op.
+        out: the argument by which the op is told where to write, if it is.
+        slot: the operand into which it writes then.
+    """
 
     name: str
     target: OpOverload
+    out: str | None = None
+    slot: int = 0
 
     def apply(self, graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
         """Change the op."""
-        nodes[self.name].target = self.target
+        node = nodes[self.name]
+        node.target = self.target
+        if self.out is not None:
+            node.kwargs = {**node.kwargs, self.out: node.args[self.slot]}
 
 
 def apply_edits(graphs: Sequence[fx.Graph], edits: Sequence[Edit]) -> None:

@@ -26,4 +26,7 @@ def headroom(joint: fx.GraphModule, setting: Setting) -> np.ndarray[Any, Any]:
         return np.zeros(len(nodes), dtype=np.int64)
     profile = live_profile(joint, setting)
     bound = max([setting.memory_bytes, *profile.values()])
-    return np.array([bound - profile.get(node.name, 0) for node in nodes], dtype=np.int64)
+    alive: list[int] = []
+    for node in nodes:  # parts of what runs as one have no moment of their own
+        alive.append(profile.get(node.name, alive[-1] if alive else 0))
+    return bound - np.array(alive, dtype=np.int64)

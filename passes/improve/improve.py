@@ -16,6 +16,7 @@ from .merge_equal import merge_equal
 from .reduce_in_place import reduce_in_place
 from .setting import Pass, Setting
 from .wait_late import wait_late
+from .write_in_place import write_in_place
 
 PASSES: tuple[Pass, ...] = (
     merge_equal,
@@ -24,6 +25,7 @@ PASSES: tuple[Pass, ...] = (
     issue_early,
     wait_late,
     reduce_in_place,
+    write_in_place,
 )
 """Every pass, in the order in which they run; each is called by its name."""
 

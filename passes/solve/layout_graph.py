@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import shortest_path
 from autopar.mesh import Mesh
 from autopar.placement import PARTIAL_SUM, REPLICATE, Layout, pieces_nonempty
 
-from ..cost.collectives import collective_seconds
+from ..cost.collectives import bucketed_seconds, collective_seconds
 from ..cost.devices import Device, Link, device, mesh_links
 from ..redistribution import arc_kind
 
@@ -180,15 +180,26 @@ class LayoutGraphs:
         self.prices = prices
         self._made: dict[tuple[Any, ...], LayoutGraph] = {}
 
-    def graph(self, shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...]) -> LayoutGraph:
-        """Return the graph of a tensor; its layouts may hold the ``partials`` codes (sorted) beside complete ones."""
-        key = (shape, itemsize, partials)
+    def graph(
+        self, shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], *, bucketed: int = 0
+    ) -> LayoutGraph:
+        """Return the graph of a tensor; its layouts may hold the ``partials`` codes (sorted) beside complete ones.
+
+        Args:
+            shape, itemsize: of the tensor.
+            partials: codes.
+            bucketed: how many tensors it travels with as one; 0 for one that travels alone.
+        """
+        key = (shape, itemsize, partials, bucketed)
         if key not in self._made:
-            self._made[key] = _build(shape, itemsize, partials, self.prices)
+            self._made[key] = _build(shape, itemsize, partials, self.prices, bucketed)
         return self._made[key]
 
 
-def _build(shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], prices: Prices) -> LayoutGraph:
+def _build(
+    shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], prices: Prices, bucketed: int
+) -> LayoutGraph:
+    price: Any = partial(bucketed_seconds, others=bucketed) if bucketed else collective_seconds
     sizes = prices.mesh.sizes
     codes = [
         [REPLICATE, *(d for d, n in enumerate(shape) if n > 1), *partials] if n > 1 else [REPLICATE] for n in sizes
@@ -216,7 +227,7 @@ def _build(shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], pri
                         padded // _lengths(shape, sizes, starts, end) * sizes[axis] * _lengths(shape, sizes, ends, end)
                     )
                 bytes_in = (padded * itemsize).astype(np.float64)
-                seconds[rows] = collective_seconds(kind, sizes[axis], bytes_in, begin, end, link, prices.device)
+                seconds[rows] = price(kind, sizes[axis], bytes_in, begin, end, link, prices.device)
     complete = np.all([col > PARTIAL_SUM for col in columns], axis=0)
     return LayoutGraph(
         shape, itemsize, encode_columns(columns), numel, complete, arcs[:, 0], arcs[:, 1], arcs[:, 2], seconds

@@ -18,6 +18,7 @@ from autopar.plans import Options
 
 from ..cost.memory import parameter_bytes
 from ..enumerate_strategies import Strategies, StrategyTable, layouts_as_strategies
+from ..find_hideable import find_bucketed
 from ..fold import Folding
 from ..ops.random_state import random_state_bytes
 from ..program import Input, Output, Program, has_many_results, is_getitem, is_random, result_values, tensor_operands
@@ -254,6 +255,7 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self._nodes = self.program.nodes()
+        self.bucketed = find_bucketed(self.program, self.options.disable)
         self._mark_repeatable()
 
     def _complete_layouts(self, value: torch.Tensor) -> Ints:
@@ -330,12 +332,13 @@ class _Builder:
         groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
         for name, (producer, slot, phase) in self._tensors().items():
             early, late = (tuple(sorted(part.items())) for part in readers[name])
+            bucketed = name in self.bucketed
             if phase == "backward":
-                groups["backward", producer, slot, _merged(early, late), ()].append(name)
+                groups["backward", producer, slot, _merged(early, late), (), bucketed].append(name)
             else:
-                groups["forward", producer, slot, early, late].append(name)
+                groups["forward", producer, slot, early, late, bucketed].append(name)
         out = []
-        for (phase, producer, slot, early, late), names in groups.items():
+        for (phase, producer, slot, early, late, _), names in groups.items():
             if early or late:
                 network = self._network(names, phase, producer, slot, early, late)
                 out.append(network)
@@ -355,7 +358,8 @@ class _Builder:
         num_axes = self.prices.mesh.num_axes
         codes = {code for layout in set(results.tolist()) for code in decode(layout, num_axes)}
         partials = tuple(sorted(code for code in codes if code < REPLICATE))
-        graph = self.graphs.graph(tuple(value.shape), value.dtype.itemsize, partials)
+        bucketed = len(self.bucketed) if names[0] in self.bucketed else 0
+        graph = self.graphs.graph(tuple(value.shape), value.dtype.itemsize, partials, bucketed=bucketed)
         readers = self._distinct(early)
         again = tuple(reader for reader in readers if self.decisions[reader.decision].repeatable)
         resting = phase == "forward" and self._nodes[names[0]].op == "placeholder"

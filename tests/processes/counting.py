@@ -75,10 +75,10 @@ def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], list[str], flo
     return counts, [word for words in parameter_techniques(parallel.plan).values() for word in words], worst
 
 
-def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tuple[list[int], float]:
-    """Return the gradient reductions of each step of data parallelism, and the largest difference from one device.
+def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tuple[list[int], int, float]:
+    """Return the bytes that each step of data parallelism sums, those of all gradients, and the largest difference.
 
-    Gradients are compared after every backward, parameters after every step.
+    Gradients are compared with one device's after every backward, parameters after every step.
 
     Args:
         sizes: of the mesh.
@@ -104,10 +104,10 @@ def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tupl
             optimizers[0].step()
         optimizers[1].step()
         worst = max(worst, *(difference(mine, whole) for mine, whole in pairs))
-        counts.append(sum(kind == "all_reduce" for kind, _, _ in counting.moves))
+        counts.append(sum(num_bytes for kind, _, num_bytes in counting.moves if kind == "all_reduce"))
         for each in optimizers:
             each.zero_grad()
-    return counts, worst
+    return counts, sum(parameter.nbytes for parameter in model.parameters()), worst
 
 
 def difference(mine: Any, whole: torch.Tensor) -> float:

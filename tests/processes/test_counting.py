@@ -12,8 +12,6 @@ from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
 
-PARAMETERS_OF_MLP = 8
-
 
 @pytest.mark.parametrize(
     ("name", "sizes", "how"), [("mlp", (2,), "tight"), ("gpt2", (2, 2), "random"), ("resnet", (2, 2), "random")]
@@ -21,12 +19,21 @@ PARAMETERS_OF_MLP = 8
 def test_what_runs_is_what_the_plan_lists(
     pool: Callable[[int], Pool], name: str, sizes: tuple[int, ...], how: str
 ) -> None:
-    """Every collective of a step, counted on every rank where torch dispatches it; bytes are those of the fullest."""
+    """Every collective of a step, counted on every rank where torch dispatches it; bytes are those of the fullest.
+
+    Several of one kind and axis may run as one over one buffer.
+    """
     results = pool(2 if sizes == (2,) else 4).run(count_collectives, name, sizes, how)
     steps = list(zip(*(ran for ran, _ in results), strict=True))
     assert steps and all(len({move[:2] for move in moves}) == 1 for moves in steps)
-    ran = Counter((*moves[0][:2], max(move[2] for move in moves)) for moves in steps)
-    assert ran == Counter(results[0][1])
+    ran: Counter[tuple[str, int]] = Counter()
+    for moves in steps:
+        ran[moves[0][:2]] += max(move[2] for move in moves)
+    listed: Counter[tuple[str, int]] = Counter()
+    for kind, axis, num_bytes in results[0][1]:
+        listed[kind, axis] += num_bytes
+    assert ran == listed
+    assert len(steps) <= len(results[0][1])
 
 
 def test_kept_copies_are_gathered_once_a_step(pool: Callable[[int], Pool]) -> None:
@@ -40,9 +47,9 @@ def test_kept_copies_are_gathered_once_a_step(pool: Callable[[int], Pool]) -> No
 
 def test_gradients_are_reduced_once_a_step(pool: Callable[[int], Pool]) -> None:
     """ZeRO-0: from the second step on the backwards of a step share one reduction; fewer or more of them stay right."""
-    (counts, worst), *_ = pool(2).run(count_reductions, (2,), (1, 3, 3, 3, 2, 4, 1))
-    reductions = PARAMETERS_OF_MLP
+    (counts, reductions, worst), *_ = pool(2).run(count_reductions, (2,), (1, 3, 3, 3, 2, 4, 1))
     losses = counts[0] - reductions
+    assert losses > 0
     assert counts[1] == 3 * losses + 3 * reductions, "nobody knew that more would follow"
     assert counts[2] == counts[3] == 3 * losses + reductions
     assert counts[4] == 2 * losses + reductions, "the optimizer's step reduced what was left"

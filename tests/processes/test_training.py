@@ -9,6 +9,7 @@ import pytest
 from tests.models import MODELS
 from tests.processes import bodies
 from tests.processes.pool import Pool
+from tests.rotate import todays
 
 pytestmark = pytest.mark.processes
 Pools = Callable[[int], Pool]
@@ -41,7 +42,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "dropout", "how"), CASES)
+@pytest.mark.parametrize(("name", "sizes", "dropout", "how"), todays(CASES, lambda case: case[0], more=3))
 def test_training(pool: Pools, name: str, sizes: tuple[int, ...], dropout: float, how: str) -> None:
     """Three steps under a plan of any kind are those of one process."""
     size = 1

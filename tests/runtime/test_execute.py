@@ -7,7 +7,7 @@ import torch
 
 from autopar.errors import InputError
 from autopar.runtime.execute import require_unchanged
-from autopar.runtime.owned import Owned
+from autopar.runtime.own_memory import Owned
 
 
 def test_gradients_own_their_memory() -> None:

@@ -10,7 +10,8 @@ from torch import fx
 
 from autopar.mesh import Mesh
 from autopar.passes.improve.edits import Retarget
-from autopar.passes.improve.reduce_in_place import may_be_view, reduce_in_place
+from autopar.passes.improve.memories import may_be_view
+from autopar.passes.improve.reduce_in_place import reduce_in_place
 from autopar.passes.improve.setting import Setting
 from tests.passes.improve.small_graph import SmallGraph
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, combinations, product
 from typing import Any
 
 import torch
 
 from autopar.mesh import Mesh
-from autopar.passes.cost.collectives import collective_seconds
+from autopar.passes.cost.collectives import bucketed_seconds, collective_seconds
 from autopar.passes.cost.compute import compute_dtype, is_view, local_lengths, local_seconds
 from autopar.passes.cost.devices import device, mesh_links
 from autopar.passes.cost.fusion import ALONE
 from autopar.passes.cost.memory import parameter_bytes
-from autopar.passes.find_hideable import find_hideable
+from autopar.passes.find_hideable import find_bucketed, find_hideable
 from autopar.passes.fold import fold
 from autopar.passes.insert_collectives import arc_bytes
 from autopar.passes.program import Program, result_values, tensor_operands
@@ -48,7 +48,7 @@ class Oracle:
         self.origin = (0,) * mesh.num_axes
         self.nodes = program.nodes()
         self.travel_options = lru_cache(maxsize=None)(self._travel_options)
-        self.hideable = find_hideable(program)
+        self.hideable, self.bucketed = find_hideable(program), find_bucketed(program)
         self.segments = cut_segments(program, fold(program))
         repeatable = sorted(repeatable_ops(program, self.segments)) if options.memory is not None else []
         self.again_sets = [
@@ -202,13 +202,13 @@ class Oracle:
         """Return the undominated ``(seconds, saved bytes)`` of serving all readers; empty when that is impossible."""
         value = self.nodes[name].meta["val"]
         if start == "again":
-            total = self._tree(value, {source}, early) + self._tree(value, {source}, late)
+            total = self._tree(name, {source}, early) + self._tree(name, {source}, late)
             return [(total, 0)] if total < math.inf else []
         if self.options.memory is None:
-            total = self._tree(value, {source}, early | late)
+            total = self._tree(name, {source}, early | late)
             return [(total, 0)] if total < math.inf else []
         if not late:
-            total = self._tree(value, {source}, early)
+            total = self._tree(name, {source}, early)
             return [(total, 0)] if total < math.inf else []
         codes = [[REPLICATE, *range(value.dim())] if n > 1 else [REPLICATE] for n in self.mesh.sizes]
         layouts = [lay for lay in product(*codes) if layout_is_legal(value.shape, lay, self.mesh.sizes)]
@@ -216,7 +216,7 @@ class Oracle:
         rests = {source} if start == "rests" else set()
         for count in (0, 1, 2):
             for kept in combinations(layouts, count):
-                total = self._tree(value, {source}, early | set(kept)) + self._tree(value, rests | set(kept), late)
+                total = self._tree(name, {source}, early | set(kept)) + self._tree(name, rests | set(kept), late)
                 num_bytes = sum(
                     math.prod(local_shape(value.shape, lay, self.mesh.sizes, self.origin)) * value.dtype.itemsize
                     for lay in kept
@@ -225,10 +225,19 @@ class Oracle:
                     found.append((total, num_bytes))
         return [a for a in found if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in found)]
 
-    def _tree(self, value: torch.Tensor, starts: set[Layout], wanted: frozenset[Layout] | set[Layout]) -> float:
+    def _tree(self, name: str, starts: set[Layout], wanted: frozenset[Layout] | set[Layout]) -> float:
         """Return the least seconds of arcs after which all of ``wanted`` is had: Dijkstra over sets of layouts."""
-        key = (tuple(value.shape), value.dtype.itemsize, frozenset(starts), frozenset(wanted))
+        value = self.nodes[name].meta["val"]
+        bucketed = name in self.bucketed
+        key = (
+            tuple(value.shape),
+            value.dtype.itemsize,
+            bucketed and len(self.bucketed),
+            frozenset(starts),
+            frozenset(wanted),
+        )
         if key not in _TREES.setdefault(self.mesh, {}):
+            self.price: Any = partial(bucketed_seconds, others=bucketed) if bucketed else collective_seconds
             _TREES[self.mesh][key] = self._search(value, frozenset(starts), frozenset(wanted))
         return _TREES[self.mesh][key]
 
@@ -256,7 +265,7 @@ class Oracle:
         handed = float(arc_bytes(tuple(value.shape), value.dtype.itemsize, arc, self.mesh.sizes))
         ranks, link = self.mesh.sizes[arc.axis], self.links[arc.axis]
         ends = arc.source[arc.axis], arc.target[arc.axis]
-        return float(collective_seconds(arc.kind, ranks, handed, *ends, link, self.device))
+        return float(self.price(arc.kind, ranks, handed, *ends, link, self.device))
 
 
 _TREES: dict[Mesh, dict[Any, float]] = {}
