@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError, LoweringError
 from autopar.passes.improve.memories import Memories
 from autopar.passes.improve.setting import Setting
+from autopar.passes.improve.write_in_place import written_arguments
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program, outputs_behind_gradients
 from autopar.passes.torch_private import clear_saved_tensors, graph_is_kept
@@ -332,6 +333,9 @@ class Executable:
                 held = self._waiting.slots
         own = None if all(lone) else Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
+        if graph_is_kept():
+            for written in self._written:
+                arguments[written] = arguments[written].clone()
         saved.clear()
         tangents.clear()
         with torch.autocast(self._groups.device.type, enabled=False):
@@ -349,6 +353,12 @@ class Executable:
                 value = contiguous_copy(value)
             out.append(self._outgoing(position, slot, results[position], value))
         return out
+
+    @cached_property
+    def _written(self) -> tuple[int, ...]:
+        """The saved tensors that a backward writes into."""
+        assert self.local.backward is not None
+        return written_arguments(self.local.backward)
 
     @cached_property
     def _lone(self) -> tuple[bool, ...]:

@@ -26,9 +26,10 @@ _ALSO: dict[Any, Any] = {_ATEN.scatter_add.default: _ATEN.scatter_add_.default}
 def write_in_place(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
     """Return the ops that write into an operand.
 
-    Safe where the operand is of the result's shape, dtype and strides on every rank, its memory was made in this phase
-    of the program, and nothing that may lie in it is read behind the op, by another one, by a collective that is under
-    way, by the backward, or as an output. An operand that may be a view is left alone: it may cover its memory twice.
+    Safe where the operand is of the result's shape, dtype and strides on every rank, the program made its memory, and
+    nothing that may lie in it is read behind the op, by another one, by a collective that is under way, by the
+    backward, or as an output. An operand that may be a view is left alone: it may cover its memory twice. A backward
+    may write into what the forward saved: whoever runs it twice gives it a copy (``written_arguments``).
     """
     memories = Memories(joint.graph, setting)
     edits: list[Edit] = []
@@ -36,7 +37,7 @@ def write_in_place(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
         if node.op != "call_function" or not isinstance(node.target, OpOverload) or is_random(node):
             continue
         for slot, operand in enumerate(node.args):
-            if isinstance(operand, fx.Node) and _can_take(node, operand, memories):
+            if isinstance(operand, fx.Node) and _can_take(node, operand, memories, setting):
                 edit = _into(node, slot)
                 if edit is not None:
                     edits.append(edit)
@@ -45,12 +46,31 @@ def write_in_place(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
     return edits
 
 
-def _can_take(node: fx.Node, operand: fx.Node, memories: Memories) -> bool:
+def _can_take(node: fx.Node, operand: fx.Node, memories: Memories, setting: Setting) -> bool:
     if operand.op != "call_function" or may_be_view(operand) or not _alike(node, operand):
         return False
     others = [other for other in node.all_input_nodes if other is not operand and memories.same(other, operand)]
     made_here = operand.meta.get("phase") == node.meta.get("phase")
-    return made_here and not others and memories.ends_at(operand, node)
+    whole = bool(setting.outputs)  # a segment may run once a micro-batch, on what was saved once
+    return (made_here or whole) and not others and memories.ends_at(operand, node)
+
+
+def written_arguments(module: fx.GraphModule) -> tuple[int, ...]:
+    """Return which arguments a lowered graph writes into, by position."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    written = {operand for node in module.graph.nodes for operand in _written(node)}
+    return tuple(position for position, node in enumerate(placeholders) if node in written)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    if not isinstance(node.target, OpOverload):
+        return []
+    found = []
+    for index, argument in enumerate(node.target._schema.arguments):
+        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, fx.Node):
+            found.append(given)
+    return found
 
 
 def _alike(node: fx.Node, operand: fx.Node) -> bool:

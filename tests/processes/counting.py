@@ -46,10 +46,11 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], list[str], float]:
-    """Return the gathers of kept copies in three backwards, a step of the optimizer and one more, and the techniques.
+def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], int, list[str], float]:
+    """Return the bytes gathered in three backwards, then in one behind a step of the optimizer, and the techniques.
 
-    The last value is the largest difference of a gradient from one device's.
+    Beside them the bytes of gathers in each forward whose copies are not kept. The last value is the largest difference
+    of a gradient from one device's.
     """
     built = build("mlp")
     _, args, kwargs = built
@@ -66,13 +67,15 @@ def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], list[str], flo
                 loss_of(parallel(*args, **kwargs)).backward()
         for _ in range(backwards):
             loss_of(model(*args, **kwargs)).backward()
-        counts.append(sum(kind == "all_gather" for kind, _, _ in counting.moves))
+        counts.append(sum(num_bytes for kind, _, num_bytes in counting.moves if kind == "all_gather"))
         for mine, whole in zip(parallel.parameters(), model.parameters(), strict=True):
             worst = max(worst, float((mine.grad.full_tensor() - whole.grad).abs().max()))
         for each in (optimizer, alone):
             each.step()
             each.zero_grad()
-    return counts, [word for words in parameter_techniques(parallel.plan).values() for word in words], worst
+    rows = [row for row in parallel.plan.collectives if row.kind == "all_gather"]
+    each_time = sum(row.bytes for row in rows if row.tensor not in parallel.plan.saved)
+    return counts, each_time, [word for words in parameter_techniques(parallel.plan).values() for word in words], worst
 
 
 def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tuple[list[int], int, float]:

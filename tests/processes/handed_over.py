@@ -38,6 +38,12 @@ def gradients(how: str) -> list[tuple[Tensor, Tensor]]:
         elif how == "beside":
             (loss() + sum((parameter.square().sum() for parameter in parameters), torch.zeros(()))).backward()
             got = [parameter.grad for parameter in parameters]
+        elif how == "kept":
+            kept = loss()
+            kept.backward(retain_graph=True)
+            kept.backward(retain_graph=True)
+            kept.backward()
+            got = [parameter.grad for parameter in parameters]
         else:
             for _ in range(2):
                 loss().backward()

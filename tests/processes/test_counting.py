@@ -39,9 +39,9 @@ def test_what_runs_is_what_the_plan_lists(
 def test_kept_copies_are_gathered_once_a_step(pool: Callable[[int], Pool]) -> None:
     """ZeRO-2: three backwards share one gather of every kept copy; the step makes it stale; gradients are right."""
     results = pool(2).run(count_accumulated, (2,))
-    (three, one), techniques, worst = results[0]
+    (three, one), each_time, techniques, worst = results[0]
     assert "ZeRO-2" in techniques
-    assert three == one > 0
+    assert three - 3 * each_time == one - each_time > 0
     assert worst < 1e-5
 
 

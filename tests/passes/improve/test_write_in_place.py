@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from autopar.mesh import Mesh
 from autopar.passes.improve.edits import apply_edits
 from autopar.passes.improve.setting import Setting
-from autopar.passes.improve.write_in_place import write_in_place
+from autopar.passes.improve.write_in_place import write_in_place, written_arguments
+from autopar.passes.program import Output
 from tests.passes.improve.small_graph import C10D, SmallGraph
 
 ATEN: Any = torch.ops.aten
@@ -48,9 +49,9 @@ def test_into_the_second_operand() -> None:
     assert torch.equal(fx.Interpreter(fx.GraphModule({}, joint.graph)).run(value)[0], value + value)
 
 
-@pytest.mark.parametrize("how", ["input", "view", "output", "read behind", "view read behind", "other phase", "type"])
+@pytest.mark.parametrize("how", ["input", "view", "output", "read behind", "view read behind", "type"])
 def test_what_somebody_else_may_read_stays(how: str) -> None:
-    """Inputs, views, outputs, what is read behind, memory of another phase, and results of another dtype."""
+    """Inputs, views, outputs, what is read behind, and results of another dtype."""
     g = SmallGraph()
     x = g.input("x")
     made = g.op(ATEN.neg.default, x)
@@ -62,8 +63,6 @@ def test_what_somebody_else_may_read_stays(how: str) -> None:
         ends.append(g.op(ATEN.sin.default, seen if "view" in how else made))
     if how == "output":
         ends.append(made)
-    if how == "other phase":
-        end.meta["phase"] = "backward"
     if how == "type":
         end.meta["val"] = torch.empty(4, dtype=torch.float64, device="meta")
     assert "aten.exp_.default" not in targets(g.joint(*ends))
@@ -138,3 +137,18 @@ def test_gradients_of_activations() -> None:
     module.recompile()
     assert "grad_input" in module.code
     assert torch.equal(module(one, other), before)
+
+
+def test_what_was_saved() -> None:
+    """A backward writes into what the forward left, and says so; a segment of a step in micro-batches does not."""
+    for outputs, written in (((Output("output", "[0]", "y", 0),), True), ((), False)):
+        g = SmallGraph()
+        made = g.op(ATEN.neg.default, g.input("x"))
+        end = g.op(ATEN.exp.default, made)
+        end.meta["phase"] = "backward"
+        joint = g.joint(end)
+        apply_edits([joint.graph], write_in_place(joint, Setting(Mesh((2,)), (), outputs)))
+        assert (str(end.target) == "aten.exp_.default") == written
+    g = SmallGraph()
+    saved, other = g.input("saved"), g.input("other")
+    assert written_arguments(g.joint(g.op(ATEN.add_.Tensor, saved, other))) == (0,)
