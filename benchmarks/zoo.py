@@ -247,6 +247,9 @@ def page(rows: Sequence[Row]) -> str:
         found.setdefault((row["kind"], row["case"]), {})[column] = row
     columns = [*map(_name, MESHES), RANDOM]
     lines = [*HEAD, f"{len(found)} architectures.", ""]
+    everywhere = [by for by in found.values() if all(column in by for column in columns[:-1])]
+    equal = sum(all(by[column]["result"] == "match" for column in columns[:-1]) for by in everywhere)
+    lines.append(f"{len(everywhere)} of them ran on every mesh by autopar's plan; {equal} match on all.")
     for title, some in (("By autopar's plan", columns[:-1]), ("By random plans", columns[-1:])):
         counts = Counter(by[column]["result"] for by in found.values() for column in some if column in by)
         told = ", ".join(f"{count} {result}" for result, count in counts.most_common())
