@@ -49,7 +49,7 @@ COLUMNS = (
     "total_cpu_s", "capture_cpu_s", "price_cpu_s", "search_cpu_s", "peak_rss_bytes", "status", "gap",
     "predicted_step_s", "published_config_step_s", "published_step_s", "published_error",
     "chosen", "chosen_variants", "chosen_peak_bytes", "chosen_bubble",
-    "published_config", "published_peak_bytes", "candidates", "pruned", "solved", "bound_s",
+    "published_config", "published_peak_bytes", "candidates", "pruned", "solved", "left", "bound_s",
 )  # fmt: skip
 
 
@@ -230,6 +230,7 @@ def measure(name: str) -> dict[str, Any]:
         "candidates": found.considered,
         "pruned": found.pruned,
         "solved": found.solved,
+        "left": found.left,
         "bound_s": found.bound_s,
     }
 

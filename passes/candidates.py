@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .hardware import Hardware
-from .schedules import NAMES, SINGLE
+from .schedules import NAMES, SINGLE, SPLITS_BACKWARD
 
 CHUNKS = (2, 4, 8)
 """Stages a rank that interleaved schedules try."""
@@ -41,6 +41,12 @@ class Candidate:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of all axes: pipeline, data, inner."""
         return (self.stages, self.data, *self.inner)
+
+    @property
+    def num_actions(self) -> int:
+        """Actions of its schedule's table."""
+        parts = 3 if self.schedule in SPLITS_BACKWARD else 2
+        return self.stages * self.chunks * self.micro_batches * parts
 
     def __str__(self) -> str:
         inner = " x ".join(map(str, self.inner)) or "1"

@@ -196,6 +196,8 @@ def _cut_name(span: Span) -> str:
 
 def _record(found: ClusterSearch, note: str) -> SearchRecord:
     simulation = found.best.placement.simulation
+    if found.left:
+        note = f"{found.left} candidates were not placed: the bound is below theirs; {note}".rstrip("; ")
     others = [one for one in found.ranked if one.candidate != found.best.candidate]
     return SearchRecord(
         chosen=str(found.best.candidate),

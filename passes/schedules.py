@@ -30,7 +30,7 @@ SPLITS_BACKWARD = ("zero_bubble", "zbv")
 """Schedules whose backward comes in two parts: for the inputs, then for the weights."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Action:
     """One piece of work: of a stage, on a micro-batch.
 

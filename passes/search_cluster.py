@@ -32,6 +32,9 @@ Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
 MOST_PROGRAMS = 1500
 """Linear programs at most for the cuts of one candidate."""
 
+MOST_ACTIONS = 4_000_000
+"""Actions of all the tables that a search makes: after that it places no more, and says so by its gap."""
+
 LONG = 1500.0
 """Actions of a table above which a program for its cuts counts for more than one."""
 
@@ -61,7 +64,8 @@ class ClusterSearch:
 
     Attributes:
         best: the fastest.
-        considered, pruned, solved: candidates: all, those left out by a bound, those placed.
+        considered, pruned, solved, left: candidates: all, those left out by a bound, those placed, and those that were
+            not, after ``MOST_ACTIONS``: their bounds are in ``bound_s``.
         bound_s: no candidate is faster.
         ranked: the best of each shape, the fastest first.
         slack: a difference below this part of a step was not looked for.
@@ -74,6 +78,7 @@ class ClusterSearch:
     bound_s: float
     ranked: tuple[Found, ...] = ()
     slack: float = 0.0
+    left: int = 0
 
     @property
     def gap(self) -> float:
@@ -180,7 +185,7 @@ class ClusterSearcher:
         return low_s, Found(candidate, placement) if placement is not None else None
 
     def search(
-        self, *, slack: float | None = None, exact_regions: int = MOST_EXACT, most_programs: int = 3000
+        self, *, slack: float | None = None, exact_regions: int = MOST_EXACT, most_programs: int = 2000
     ) -> ClusterSearch:
         """Return the fastest candidate.
 
@@ -206,11 +211,15 @@ class ClusterSearcher:
         best: Found | None = None
         solved: list[tuple[float, Found]] = []
         unplaced: list[tuple[float, Candidate]] = []
-        pruned, floor_s = 0, math.inf
+        pruned, left, actions, floor_s = 0, 0, 0, math.inf
         for _, bound_s, candidate in waiting:
             enough_s = best.step_s * (1.0 - slack) if best else math.inf
             found = None
+            if bound_s < enough_s and best and actions + candidate.num_actions > MOST_ACTIONS:
+                left, floor_s = left + 1, min(floor_s, bound_s)
+                continue
             if bound_s < enough_s:
+                actions += candidate.num_actions
                 bound_s, found = self._place(candidate, bound_s, enough_s)
             if found is None:
                 pruned += 1
@@ -232,7 +241,7 @@ class ClusterSearcher:
         best, bound_s = self._prove(best, solved, exact_regions, slack, most_programs)
         bound_s = min(bound_s, floor_s)
         ranked = sorted((one for _, one in solved), key=lambda one: (one.step_s, one.candidate.sizes))
-        return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]), slack)
+        return ClusterSearch(best, len(waiting), pruned, len(solved), bound_s, tuple(ranked[:20]), slack, left)
 
     def _place_rest(self, unplaced: Sequence[tuple[float, Candidate]], cutoff_s: float) -> list[tuple[float, Found]]:
         """Return by the integer program what is faster of the candidates for which no placement was found at once."""

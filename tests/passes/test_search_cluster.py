@@ -8,6 +8,7 @@ import pytest
 
 from autopar.errors import InfeasibleError, OptionError
 from autopar.mesh import Mesh
+from autopar.passes import search_cluster
 from autopar.passes.candidates import Candidate, Limits, candidates
 from autopar.passes.hardware import Hardware
 from autopar.passes.price_regions import PricedRegion, Work
@@ -77,7 +78,7 @@ FAST = Hardware(2, 2, "h100", "nvlink4", "infiniband_400")
 SLOW = Hardware(4, 8, "h100", "nvlink4", "ethernet_10")
 
 
-@pytest.mark.parametrize("budget", [30e9, 5e9, 4e9])
+@pytest.mark.parametrize("budget", [30e9, 8e9])
 def test_best_of_all_candidates(budget: float) -> None:
     """Pruning by bounds loses nothing: every candidate placed exactly by the integer program gives the same best."""
     search = searcher(FAST, 8, 4, budget=int(budget), schedules=("1f1b", "interleaved_1f1b"))
@@ -99,6 +100,18 @@ def _exact(search: ClusterSearcher, candidate: Candidate):  # type: ignore[no-un
         return place_stages(search.regions(candidate), schedule, search.budget)
     except InfeasibleError:
         return None
+
+
+def test_what_is_not_placed_is_in_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too few actions for all tables candidates are left, counted, and the bound is no higher than theirs."""
+    every = searcher(FAST, 16, 14).search(most_programs=0)
+    assert every.left == 0
+    monkeypatch.setattr(search_cluster, "MOST_ACTIONS", 50)
+    search = searcher(FAST, 16, 14)
+    found = search.search(most_programs=0)
+    assert found.left > 0
+    assert found.considered == found.pruned + found.solved + found.left
+    assert found.bound_s <= every.best.step_s <= found.best.step_s
 
 
 def test_fits_one_node_is_data_parallel() -> None:
