@@ -34,7 +34,7 @@ def assert_collectives_are_the_plans(program: Program, plan: Plan, result: StepR
 
 
 @pytest.mark.timeout(1800)
-@settings(max_examples=6 * settings.default.max_examples // 5)
+@settings(max_examples=4 * settings.default.max_examples // 5)
 @given(recipes(), meshes(), st.data())
 def test_any_plan_equals_one_device(recipe: Recipe, mesh: Mesh, data: st.DataObject) -> None:
     """Outputs, every gradient, buffers and stepped parameters equal the eager module's, whatever the plan."""

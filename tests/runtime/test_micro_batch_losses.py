@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import OptionError
+from tests.rotate import todays
 
 BATCH, LENGTH, WIDTH, CLASSES = 8, 3, 6, 5
 
@@ -77,8 +78,11 @@ def build(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[nn.Module, 
     return model, (x, y)
 
 
-@pytest.mark.parametrize(("count", "cuts"), [(8, ()), (2, ("head",))])
-@pytest.mark.parametrize("loss", [ignored, summed, weighted, balanced, root, z_loss, joined])
+LOSSES = [ignored, summed, weighted, balanced, root, z_loss, joined]
+CASES = [(loss, count, cuts) for loss in LOSSES for count, cuts in ((8, ()), (2, ("head",)))]
+
+
+@pytest.mark.parametrize(("loss", "count", "cuts"), todays(CASES, lambda case: case[0]))
 def test_a_loss_is_that_of_the_whole_batch(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], count: int, cuts: tuple[str, ...]
 ) -> None:
