@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +31,18 @@ from autopar.runtime.staged_executable import StagedExecutable
 from autopar.runtime.state import share_tensor
 
 
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Put off Python's search for garbage in cycles: graphs are many objects, all alive, and it walks them in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 @dataclass(frozen=True)
 class Compiler:
     """Makes executables for the calls of one module.
@@ -48,6 +62,7 @@ class Compiler:
         """All processes."""
         return self.stage.whole
 
+    @_without_collecting()
     def make(
         self, call: Call, options: Options, plan: Plan | None, *, every_output: bool = False
     ) -> Executable | StagedExecutable:
