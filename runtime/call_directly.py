@@ -102,8 +102,5 @@ def call_directly(graph: fx.Graph, device: torch.device) -> None:
 
 
 def _says_it_all(node: fx.Node) -> bool:
-    """Tell whether the arguments are those of the op in full view: no number stands for a tensor."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    return all(
-        str(argument.type) != "Tensor" or isinstance(given, fx.Node) for argument, given in zip(arguments, node.args)
-    )
+    """Tell whether the first operand is a tensor; a number in the place of another means the same to both."""
+    return bool(node.args) and not isinstance(node.args[0], (int, float, complex))
