@@ -7,13 +7,15 @@ run eagerly, outside autograd, on plain tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from autopar.passes.ops import attention_kernels, bernoulli
+from autopar.passes.cost.storages import CPU_KERNELS
+from autopar.passes.cost.storages import KERNELS as ANY_KERNELS
+from autopar.passes.ops import attention_kernels
 
 _ATEN: Any = torch.ops.aten
 _NN: Any = torch._C._nn
@@ -73,18 +75,12 @@ DIRECT: dict[Any, Callable[..., Any]] = {
 }
 """Op -> the function of torch that takes the same arguments."""
 
-_ATTENTION, _ATTENTION_BACKWARD = torch.ops.autopar.attention.default, torch.ops.autopar.attention_backward.default
-
-KERNELS: dict[str, dict[Any, Callable[..., Any]]] = {
-    "cpu": {
-        torch.ops.autopar.bernoulli.default: bernoulli.kernel,
-        _ATTENTION: attention_kernels.forward_cpu,
-        _ATTENTION_BACKWARD: attention_kernels.backward_cpu,
-    },
+KERNELS: dict[str, Mapping[Any, Callable[..., Any]]] = {
+    "cpu": CPU_KERNELS,
     "cuda": {
-        torch.ops.autopar.bernoulli.default: bernoulli.kernel,
-        _ATTENTION: attention_kernels.forward_cuda,
-        _ATTENTION_BACKWARD: attention_kernels.backward_cuda,
+        **ANY_KERNELS,
+        torch.ops.autopar.attention.default: attention_kernels.forward_cuda,
+        torch.ops.autopar.attention_backward.default: attention_kernels.backward_cuda,
     },
 }
 """Type of device -> op -> its kernel in Python, which takes the same arguments."""
