@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, LoweringError
-from autopar.passes.improve.memories import Memories
 from autopar.passes.improve.setting import Setting
 from autopar.passes.improve.write_in_place import written_arguments
 from autopar.passes.local_program import LocalProgram
@@ -33,6 +32,7 @@ from autopar.runtime.own_memory import Owned, contiguous_copy, lone_results
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
 from autopar.runtime.updates import Updates
+from autopar.runtime.versions import Versions, require_unchanged
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Executable:
         plan: the plan that it was lowered by.
         local: the lowered program.
         random: it draws random numbers.
+        versions: of the parameters that the backward reads as they rest.
         widen: makes the executable of the same calls that differentiates the outputs beside the loss too.
     """
 
@@ -90,6 +91,7 @@ class Executable:
             Slot(role, local.input_layouts[role.node], tuple(node.meta["val"].shape), node.meta["val"].dtype)
             for role, node in zip(roles, placeholders)
         )
+        self.versions = Versions(local, [slot.role.name for slot in self.slots])
         self._kept_slots = [i for i, slot in enumerate(self.slots) if slot.role.node in kept]
         self._returns = self._results("output", "buffer")
         self._returns_of_module = [result for result in self._returns if result.role.kind == "output"]
@@ -252,34 +254,6 @@ class Executable:
         beside_loss = self.program.loss is not None  # a gradient that reaches these is an error, not a zero
         return [result.role.index in wanted or (beside_loss and result.floating) for result in self._returns_of_module]
 
-    def versions(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> list[tuple[str, Tensor, int]]:
-        """Return name, parameter and version of the parameters that the backward reads as they rest.
-
-        A change in place of a DTensor counts on the DTensor, not on its local piece, so autograd can't see it there.
-        """
-        out: list[tuple[str, Tensor, int]] = []
-        for index, positions in self._perhaps_saved:
-            tensor = tensors[index]
-            if isinstance(tensor, DTensor):
-                memory = local_of(tensor).untyped_storage().data_ptr()
-                if any(saved[position].untyped_storage().data_ptr() == memory for position in positions):
-                    out.append((self.slots[index].role.name, tensor, tensor._version))
-        return out
-
-    @cached_property
-    def _perhaps_saved(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The arguments of the forward, and where among what it saves their memory may be."""
-        forward = self.local.forward
-        memories = Memories(forward.graph, Setting(self.plan.mesh, (), ()))
-        (ends,) = forward.graph.output_node().args
-        saved = ends[len(ends) - self.local.num_saved :]  # type: ignore[arg-type,index]
-        found = []
-        for index, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder"):
-            positions = tuple(i for i, end in enumerate(saved) if memories.same(node, end))  # type: ignore[arg-type]
-            if positions:
-                found.append((index, positions))
-        return found
-
     @cached_property
     def _waiting(self) -> WaitingBackward | None:
         """The backward whose gradients wait for those of later ones, made when it is first needed."""
@@ -425,20 +399,6 @@ class Executable:
         return gradient
 
 
-def require_unchanged(versions: Sequence[tuple[str, Tensor, int]]) -> None:
-    """Check that nothing changed parameters since the forward whose backward needs them.
-
-    Raises:
-        InputError: a parameter was changed in place.
-    """
-    for name, tensor, version in versions:
-        if tensor._version != version:
-            raise InputError(
-                f"the parameter {name} was changed in place between the forward and its backward, which needs the old "
-                "values: call backward before the optimizer's step or before loading a state"
-            )
-
-
 class _Step(torch.autograd.Function):
     """One forward of a program, and its backward."""
 
@@ -447,7 +407,7 @@ class _Step(torch.autograd.Function):
         ctx.again = executable.again(tensors)
         outputs, saved = executable.run_forward(executable.with_copies(tensors), news)
         ctx.executable = executable
-        ctx.versions = executable.versions(tensors, saved)
+        ctx.versions = executable.versions.of(tensors, saved)
         ctx.parameters = executable.parameters_of(tensors)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)

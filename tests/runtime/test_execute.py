@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from autopar.errors import InputError
-from autopar.runtime.execute import require_unchanged
 from autopar.runtime.own_memory import Owned
+from autopar.runtime.versions import require_unchanged
 
 
 def test_gradients_own_their_memory() -> None:
