@@ -14,7 +14,7 @@ from autopar.errors import CaptureError
 from . import torch_private
 from .clean_graph import clean_graph
 from .decompositions import decomposition_table
-from .program import is_random
+from .program import ancestors, is_random
 from .python_state import KeptGenerators, generator_states
 from .trace_joint import Joint
 
@@ -91,26 +91,19 @@ def _difference(graph_module: fx.GraphModule, twice: Twice) -> str | None:
     graph = clean_graph(graph_module, [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]).graph
     ends: Any = graph.output_node().args[0]
     first, second = ends[: twice.sizes[0]], ends[twice.sizes[0] :]
-    values = _Values(_ancestors(first))
+    values = _Values(ancestors(_nodes(first)))
     known = {values.of(node) for node in graph.nodes if node in values.first}
     if twice.plain[0] == twice.plain[1] and [values.of(n) for n in first] == [values.of(n) for n in second]:
         return None
-    others = _ancestors(second) - values.first
+    others = ancestors(_nodes(second)) - values.first
     for node in graph.nodes:
         if node in others and values.of(node) not in known and node.meta.get("source"):
             return f" at {node.meta['source']}"
     return ""
 
 
-def _ancestors(ends: Sequence[Any]) -> set[fx.Node]:
-    seen: set[fx.Node] = set()
-    queue = [end for end in ends if isinstance(end, fx.Node)]
-    while queue:
-        node = queue.pop()
-        if node not in seen:
-            seen.add(node)
-            queue += node.all_input_nodes
-    return seen
+def _nodes(ends: Sequence[Any]) -> list[fx.Node]:
+    return [end for end in ends if isinstance(end, fx.Node)]
 
 
 class _Values:
@@ -153,7 +146,7 @@ class _Values:
 
 def _in_order(node: fx.Node, done: dict[fx.Node, int]) -> Iterator[fx.Node]:
     """Yield the node and all that it is computed from, sources first, without what is done."""
-    needed = _ancestors([node]) if node not in done else set()
+    needed = ancestors([node]) if node not in done else set()
     yield from (each for each in node.graph.nodes if each in needed and each not in done)
 
 

@@ -50,6 +50,7 @@ class GraphWalk:
         self.largest_gather_bytes = 0
         self._memories = OpMemories(kernels)
         self._constants: dict[str, Form] = {}
+        self._flat: dict[fx.GraphModule, fx.GraphModule] = {}
 
     def fresh(self, value: torch.Tensor, where: str, kind: str | None = None) -> Form:
         """Return a new contiguous tensor of the shape and dtype of ``value``."""
@@ -67,7 +68,9 @@ class GraphWalk:
 
     def run(self, module: fx.GraphModule, arguments: list[Any]) -> list[Any]:
         """Walk one graph; the list of arguments is emptied, and each is let go at its last use."""
-        module = flattened(module)
+        if module not in self._flat:  # a segment is walked once a micro-batch
+            self._flat[module] = flattened(module)
+        module = self._flat[module]
         env: dict[fx.Node, Any] = {}
         stream = iter(list(arguments))
         arguments.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -105,11 +106,17 @@ def _shares_with(node: fx.Node) -> list[fx.Node]:
     anything = not all(returned)  # a list of views names no operand
     sets = {name for names in returned for name in names}
     found = []
-    for index, argument in enumerate(target._schema.arguments):
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+    for argument, given in schema_arguments(node):
         if argument.alias_info and (anything or sets & argument.alias_info.before_set):
             found += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node)]
     return found
+
+
+def schema_arguments(node: fx.Node) -> Iterator[tuple[torch.Argument, Any]]:
+    """Yield every argument of an op's schema, and what the node gives for it; None for what it leaves out."""
+    assert isinstance(node.target, OpOverload)
+    for index, argument in enumerate(node.target._schema.arguments):
+        yield argument, node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
 
 
 def _is_composite(target: OpOverload) -> bool:

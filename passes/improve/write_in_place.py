@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from ..program import is_random
 from .edits import Edit, Retarget
-from .memories import Memories, may_be_view
+from .memories import Memories, may_be_view, schema_arguments
 from .setting import Setting
 
 _ATEN: Any = torch.ops.aten
@@ -65,12 +65,11 @@ def written_arguments(module: fx.GraphModule) -> tuple[int, ...]:
 def _written(node: fx.Node) -> list[fx.Node]:
     if not isinstance(node.target, OpOverload):
         return []
-    found = []
-    for index, argument in enumerate(node.target._schema.arguments):
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, fx.Node):
-            found.append(given)
-    return found
+    return [
+        given
+        for argument, given in schema_arguments(node)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, fx.Node)
+    ]
 
 
 def _alike(node: fx.Node, operand: fx.Node) -> bool:
