@@ -6,6 +6,7 @@ everything that splits the graph, so the product is taken on the tensor before t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,9 +65,36 @@ class FlatViews:
 
     def _follow_view(self, source: Tensor, result: Tensor) -> Tensor:
         known = self.whole(source)
-        if known is not None and known[0].shape == result.shape:
-            return known[0]
-        merged = source.dim() - result.dim() + 1
-        if merged > 1 and result.dim() > 0 and result.shape[1:] == source.shape[merged:] and result.numel() > 0:
-            self.remember(result, source, merged)
+        if known is not None and known[0].shape == result.shape and _share_memory(known[0], source):
+            return known[0]  # else a write into one would not be one into the other
+        merged = _merged_dims(source.shape, result.shape)
+        if merged:
+            kept = (*merged, *result.shape[1:])
+            self.remember(result, source if kept == source.shape else source.reshape(kept), len(merged))
         return result
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _merged_dims(source: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
+    """Return the dims of ``source`` that become the first one of ``result``, whatever becomes of the others.
+
+    The last of them may be the outer part of a dim, as the batch is of batch and heads. There are none where the first
+    dim stays.
+
+    >>> _merged_dims((12, 4, 8, 16), (48, 128)), _merged_dims((12, 32, 16), (48, 128)), _merged_dims((12, 4), (12, 4))
+    ((12, 4), (12, 4), ())
+    """
+    if not result or 0 in result or len(source) < 2 or source[0] == result[0]:
+        return ()
+    whole, dims = source[0], [source[0]]
+    for size in source[1:]:
+        left, rest = divmod(result[0], whole)
+        if rest or left <= 1:
+            return ()
+        if size % left == 0:
+            return (*dims, left)
+        whole, dims = whole * size, [*dims, size]
+    return ()

@@ -181,6 +181,93 @@ def t5(
     return T5ForConditionalGeneration(config).train(), (), kwargs
 
 
+class Conditioned(nn.Module):
+    """A residual block of a diffusion model: group norm, a convolution, a shift by the time, another convolution."""
+
+    def __init__(self, width_in: int, width: int, time: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(4, width_in), nn.GroupNorm(4, width)
+        self.conv1, self.conv2 = nn.Conv2d(width_in, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.time = nn.Linear(time, width)
+        self.drop = nn.Dropout(dropout)
+        self.skip = nn.Conv2d(width_in, width, 1) if width_in != width else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        out = self.conv1(F.silu(self.norm1(x))) + self.time(time)[:, :, None, None]
+        out = self.conv2(self.drop(F.silu(self.norm2(out))))
+        result: Tensor = out + self.skip(x)
+        return result
+
+
+class UNet(nn.Module):
+    """A U-Net as diffusion models have: every level's result skips over all levels below it; a time goes to each."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width))
+        self.enter = nn.Conv2d(3, width, 3, padding=1)
+        widths = (width, 2 * width)
+        self.down = nn.ModuleList(Conditioned(width, each, width, dropout) for each in widths)
+        self.smaller = nn.ModuleList(nn.Conv2d(each, width, 3, 2, 1) for each in widths)
+        self.middle = Conditioned(width, width, width, dropout)
+        self.up = nn.ModuleList(Conditioned(width + each, width, width, dropout) for each in reversed(widths))
+        self.leave = nn.Conv2d(width, 3, 3, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor, noise: Tensor) -> Tensor:
+        time = self.embed(time[:, None])
+        x = self.enter(x)
+        skips = []
+        for block, smaller in zip(self.down, self.smaller, strict=True):
+            skips.append(block(x, time))
+            x = smaller(skips[-1])
+        x = self.middle(x, time)
+        for block in self.up:
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+            x = block(torch.cat([x, skips.pop()], 1), time)
+        return F.mse_loss(self.leave(x), noise)
+
+
+class TiedLanguageModel(nn.Module):
+    """A causal transformer whose output projection is its embedding, one parameter under two names."""
+
+    def __init__(self, layers: int, vocab: int, width: int, length: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.place = nn.Embedding(length, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout, "gelu", batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        length = ids.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        x = self.embed(ids) + self.place.weight[:length]
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=True)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def unet(dropout: float = 0.0, width: int = 8, batch: int = 4) -> Built:
+    """Return a U-Net with group norm, two long skips and a time; images ``[batch, 3, 8, 8]``."""
+    torch.manual_seed(0)
+    model = UNet(width, dropout)
+    return model, (torch.randn(batch, 3, 8, 8), torch.rand(batch), torch.randn(batch, 3, 8, 8)), {}
+
+
+def tied(
+    dropout: float = 0.0, layers: int = 2, vocab: int = 96, width: int = 32, batch: int = 4, length: int = 12
+) -> Built:
+    """Return a language model of plain torch modules with tied embeddings; ids and labels ``[batch, length]``."""
+    torch.manual_seed(0)
+    model = TiedLanguageModel(layers, vocab, width, length, dropout)
+    tokens = _tokens(vocab, batch, length)
+    return model, (tokens["input_ids"], tokens["labels"]), {}
+
+
 MODELS: dict[str, Callable[..., Built]] = {
     "mlp": mlp,
     "resnet": resnet,
@@ -190,4 +277,4 @@ MODELS: dict[str, Callable[..., Built]] = {
     "vit": vit,
     "t5": t5,
 }
-"""Every builder by name; each takes ``dropout=``."""
+"""The builders that tests of every kind go through, by name; each takes ``dropout=``."""

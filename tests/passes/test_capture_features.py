@@ -274,7 +274,27 @@ def test_write_between_view_and_product() -> None:
         flat[:].add_(1.0)
         return (flat @ layer.weight).sum() + y.sum()
 
-    for run in (both, base_of_a_copy, base_of_a_view, view_back, view_of_a_copy):
+    def view_back_of_a_copy(layer: nn.Module, x: Tensor) -> Tensor:
+        y = layer(x).transpose(0, 1)
+        flat = y.reshape(-1, 6)
+        flat.view(3, 2, 6).mul_(2.0)
+        return (flat * flat).sum() + y.sum()
+
+    def view_back_of_merged_heads(layer: nn.Module, x: Tensor) -> Tensor:
+        y = layer(x).view(2, 3, 2, 3).permute(1, 0, 3, 2)
+        flat = y.reshape(6, 6)
+        flat.view(3, 2, 6).mul_(2.0)
+        return (flat @ layer.weight).sum() + y.sum()
+
+    for run in (
+        both,
+        base_of_a_copy,
+        base_of_a_view,
+        view_back,
+        view_of_a_copy,
+        view_back_of_a_copy,
+        view_back_of_merged_heads,
+    ):
         compare(Lambda(run), torch.randn(2, 3, 6))
 
 

@@ -37,6 +37,16 @@ def test_a_micro_batch_is_a_program() -> None:
     assert [node for node in cut.graph.nodes if node.target is BERNOULLI_PART]
 
 
+@pytest.mark.parametrize("name", ["tied", "unet"])
+def test_only_totals_run_once(name: str) -> None:
+    """Attention of torch, whose rows and heads are merged in one view, and group norms need no other rows."""
+    cut = micro_batches(captured(name), 2)
+    moves = varying(cut.graph, {INDEX: None})
+    products = [n for n in cut.graph.nodes if str(n.target) in ("autopar.contract.default", "aten.convolution.default")]
+    assert len(products) > 4
+    assert all(moves[node] for node in products)
+
+
 def test_labels_are_counted_once() -> None:
     """The number of labels that count needs no micro-batch: it is there before the first."""
     cut = micro_batches(captured("gpt2"), 2)

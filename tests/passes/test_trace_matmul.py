@@ -134,6 +134,19 @@ def test_merged_rows() -> None:
     assert len(views) <= 1
 
 
+@pytest.mark.parametrize("weights", [True, False])
+def test_rows_and_heads_merged_at_once(weights: bool) -> None:
+    """Attention of torch merges rows, and heads with their width, in one view: the product sees the batch."""
+    torch.manual_seed(0)
+    model, x = torch.nn.MultiheadAttention(4, 2, batch_first=True), draw(2, 3, 4, dtype=torch.float32)
+    program = check_program(capture(model, (x, x, x), {"need_weights": weights}))
+    assert_same_step(
+        run_program(program, model, (x, x, x), {"need_weights": weights}),
+        run_eager(program, model, (x, x, x), {"need_weights": weights}),
+    )
+    assert set(equations(program)) <= {"abc,dc->abd", "abc,acd->abd"}
+
+
 def test_products_below_torch_functions() -> None:
     """Products that only ATen sees, as inside a recurrent layer, become contractions too."""
     torch.manual_seed(0)

@@ -53,15 +53,26 @@ def check(results: list[dict[str, Any]], staged: bool) -> None:
         assert all(len(result["kept"]) < len(everything) for result in results)
 
 
+THREE_AXES: list[tuple[str, float, dict[str, str]]] = [
+    (
+        "llama",
+        0.0,
+        {
+            "model.layers.*.mlp.up_proj": "column@model;batch@data",
+            "model.layers.*.mlp.down_proj": "row@model;batch@data",
+        },
+    ),
+    ("gpt2", 0.1, {}),
+    ("t5", 0.1, {}),
+    ("unet", 0.1, {"down.*.conv1": "batch@data;channel@model", "up.*.conv1": "batch@data"}),
+    ("tied", 0.1, {"layers.*.linear1": "column@model;batch@data", "embed": "vocab@model"}),
+]
+
+
 def test_three_axes(pool: Pools) -> None:
-    """Two stages of two by two ranks, rows and columns split inside."""
-    split = {
-        "model.layers.*.mlp.up_proj": "column@model;batch@data",
-        "model.layers.*.mlp.down_proj": "row@model;batch@data",
-    }
-    cases = [("llama", 0.0, {"constraints": split}), ("gpt2", 0.1, {}), ("t5", 0.1, {})]
-    for name, dropout, options in todays(cases, lambda case: "any"):
-        options = {"micro_batches": 2, **options}
+    """Two stages of two by two ranks: rows, columns, channels and vocabularies split inside; another model a day."""
+    for name, dropout, constraints in todays(THREE_AXES, lambda case: "any"):
+        options = {"micro_batches": 2, "constraints": constraints}
         results = pool(8).run(pipelines.train, name, ("pp", "data", "model"), (2, 2, 2), dropout, options)
         check(results, staged=True)
 
