@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -130,8 +130,8 @@ def _try(node: fx.Node) -> _Findings:
         if sizes is None:
             continue
         trials = []
-        for top in _tops(node, sizes):
-            trial = _Trial(node.target, *_inputs(node, sizes, top))
+        for integers in _integers(node, sizes):
+            trial = _Trial(node.target, *_inputs(node, sizes, integers))
             unfit = trial.unfit(node)
             if unfit is None:
                 trials.append(trial)
@@ -154,16 +154,36 @@ def _true_sizes(node: fx.Node) -> dict[int, int] | None:
     return None if large else {}
 
 
-def _tops(node: fx.Node, sizes: dict[int, int]) -> list[int]:
-    """Return the ranges in which integers are tried: 0 or 1, and rising to the size of every dim, as offsets do."""
-    dtypes = {o.meta["val"].dtype for o in tensor_operands(node)}
-    if all(dtype.is_floating_point or dtype.is_complex or dtype is torch.bool for dtype in dtypes):
-        return [1]
-    return [1, *sorted({sizes.get(n, n) for shape in operand_shapes(node) for n in shape if n > 2})]
+class _Integers(NamedTuple):
+    """How integers are made: below ``top``; rising along the dim ``along`` of each operand, or at random.
+
+    With ``ends`` they rise to ``top`` itself, as offsets behind pieces do.
+    """
+
+    top: int
+    along: int | None = None
+    ends: bool = False
 
 
-def _inputs(node: fx.Node, sizes: dict[int, int], top: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return random inputs; integers are 0 or 1, or rise to ``top`` along their last dim."""
+def _integers(node: fx.Node, sizes: dict[int, int]) -> list[_Integers]:
+    """Return the ways in which integers are tried: 0 or 1, at random, rising along each dim, and as offsets.
+
+    Indices that rise along a dim send its pieces to places of their own; random ones mix them.
+    """
+    vals = [operand.meta["val"] for operand in tensor_operands(node)]
+    dims = [v.dim() for v in vals if not (v.dtype.is_floating_point or v.dtype.is_complex or v.dtype is torch.bool)]
+    if not dims:
+        return [_Integers(2)]
+    tops = sorted({sizes.get(n, n) for shape in operand_shapes(node) for n in shape if n > 2})
+    found = [_Integers(2)]
+    for top in tops:
+        found += [_Integers(top, -1, ends=True), _Integers(top)]
+        found += [_Integers(top, -1 - dim) for dim in range(max(dims))]
+    return found
+
+
+def _inputs(node: fx.Node, sizes: dict[int, int], integers: _Integers) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return random inputs; integers are made as ``integers`` says."""
 
     def make(leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
@@ -174,10 +194,12 @@ def _inputs(node: fx.Node, sizes: dict[int, int], top: int) -> tuple[tuple[Any, 
         shape = [sizes.get(n, n) for n in val.shape]
         if val.dtype.is_floating_point or val.dtype.is_complex:
             return torch.randn(shape, dtype=val.dtype)
-        if top == 1 or val.dtype is torch.bool or not shape:
-            return torch.randint(0, 2, shape).to(val.dtype)
-        steps = torch.arange(1, shape[-1] + 1) * top // shape[-1]
-        return steps.expand(shape).to(val.dtype).contiguous()
+        if integers.along is None or val.dtype is torch.bool or not shape:
+            return torch.randint(0, 2 if val.dtype is torch.bool else integers.top, shape).to(val.dtype)
+        dim = max(integers.along, -len(shape))
+        first = 1 if integers.ends else 0
+        steps = torch.arange(first, shape[dim] + first) * integers.top // shape[dim]
+        return steps.view(-1, *[1] * (-dim - 1)).expand(shape).to(val.dtype).contiguous()
 
     return pytree.tree_map(make, (tuple(node.args), dict(node.kwargs)))  # type: ignore[no-any-return]
 
