@@ -17,7 +17,15 @@ from .setting import Setting
 _ATEN: Any = torch.ops.aten
 
 _FRESH: frozenset[Any] = frozenset({_ATEN.linear.default, _ATEN.matmul.default, _ATEN.einsum.default})
-"""Composite ops that always return new memory; of others that is not known."""
+"""Composite ops that return new memory when they are given two tensors; of others that is not known."""
+
+_UNSAID: frozenset[Any] = frozenset(
+    {_ATEN._unsafe_view.default, _ATEN.unsafe_split.Tensor, _ATEN.unsafe_split_with_sizes.default}
+)
+"""Ops that return views although their schemas do not say so."""
+
+_KNOWN = ("aten", "prims", "autopar", "_c10d_functional")
+"""Namespaces whose schemas are believed; somebody's own op may hand its operand on and say nothing."""
 
 
 class Memories:
@@ -90,9 +98,9 @@ def may_be_view(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target is WAIT:
         return True
-    if target in _FRESH:
+    if target in _FRESH and len(node.all_input_nodes) > 1:
         return False
-    return _is_composite(target) or any(result.alias_info is not None for result in target._schema.returns)
+    return _hides_views(target) or any(result.alias_info is not None for result in target._schema.returns)
 
 
 def _shares_with(node: fx.Node) -> list[fx.Node]:
@@ -100,7 +108,7 @@ def _shares_with(node: fx.Node) -> list[fx.Node]:
     if not may_be_view(node):
         return []
     target = node.target
-    if not isinstance(target, OpOverload) or target is WAIT or _is_composite(target):
+    if not isinstance(target, OpOverload) or target is WAIT or _hides_views(target):
         return node.all_input_nodes
     returned = [result.alias_info.after_set for result in target._schema.returns if result.alias_info]
     anything = not all(returned)  # a list of views names no operand
@@ -119,8 +127,10 @@ def schema_arguments(node: fx.Node) -> Iterator[tuple[torch.Argument, Any]]:
         yield argument, node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
 
 
-def _is_composite(target: OpOverload) -> bool:
-    return target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+def _hides_views(target: OpOverload) -> bool:
+    """Tell whether results may lie in the memory of operands whatever the schema says."""
+    composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return composite or target in _UNSAID or target.namespace not in _KNOWN
 
 
 def _is_foreign(node: fx.Node, setting: Setting) -> bool:

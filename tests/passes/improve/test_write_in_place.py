@@ -17,6 +17,9 @@ from autopar.passes.program import Output
 from tests.passes.improve.small_graph import C10D, SmallGraph
 
 ATEN: Any = torch.ops.aten
+LIBRARY = torch.library.Library("autopar_test_write_in_place", "DEF")
+LIBRARY.define("parts(Tensor x, int size) -> Tensor[]")
+SOMEBODYS: Any = torch.ops.autopar_test_write_in_place
 SETTING = Setting(Mesh((2,)), (), ())
 
 
@@ -47,6 +50,18 @@ def test_into_the_second_operand() -> None:
     assert targets(joint) == ["aten.neg.default", "aten.sub.out"]
     value = torch.randn(4)
     assert torch.equal(fx.Interpreter(fx.GraphModule({}, joint.graph)).run(value)[0], value + value)
+
+
+@pytest.mark.parametrize("split", [ATEN.unsafe_split.Tensor, SOMEBODYS.parts.default], ids=str)
+def test_pieces_that_lie_in_their_operand_stay(split: Any) -> None:
+    """The gates of a recurrent cell are cut by an op that returns views and does not say so; anybody's op may."""
+    g = SmallGraph((2, 4))
+    made = g.op(ATEN.neg.default, g.input("x"))
+    pieces = g.op(split, made, 2)
+    first = g.op(ATEN.sigmoid.default, g.op(operator.getitem, pieces, 0))  # the whole is read behind it
+    whole = g.op(ATEN.exp.default, made)  # a piece is read behind it
+    second = g.op(ATEN.sin.default, g.op(operator.getitem, pieces, 1))
+    assert not {"aten.sigmoid_.default", "aten.exp_.default"} & set(targets(g.joint(first, whole, second)))
 
 
 @pytest.mark.parametrize("how", ["input", "view", "output", "read behind", "view read behind", "type"])
