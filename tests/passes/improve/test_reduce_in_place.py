@@ -50,10 +50,13 @@ def test_what_somebody_else_may_read_is_copied(how: str) -> None:
 
 
 def test_what_may_be_a_view() -> None:
-    """By its schema, or because a composite op may return its operand; products are always new."""
+    """By its schema, or because a composite op may return its operand; products of two are always new."""
     g = SmallGraph()
-    x = g.input("x")
+    x, y = g.input("x"), g.input("y")
     views = [ATEN.reshape.default, ATEN.contiguous.default, ATEN.slice.Tensor, ATEN.to.dtype, ATEN.dropout.default]
     assert all(may_be_view(g.op(target, x)) for target in views)
-    new = [ATEN.neg.default, ATEN._to_copy.default, ATEN.linear.default, ATEN.einsum.default, ATEN.sum.default]
+    new = [ATEN.neg.default, ATEN._to_copy.default, ATEN.sum.default]
     assert not any(may_be_view(g.op(target, x)) for target in new)
+    assert not may_be_view(g.op(ATEN.linear.default, x, y))
+    assert not may_be_view(g.op(ATEN.einsum.default, "ab,bc->ac", [x, y]))
+    assert may_be_view(g.op(ATEN.einsum.default, "ab->ba", [x]))

@@ -142,13 +142,10 @@ def test_rows_that_offsets_point_into_are_not_split() -> None:
 
 
 def test_writes_at_indices_are_tried_with_pieces_that_go_to_places_of_their_own() -> None:
-    """A maximum that leaves out what was there differs where a piece of the rows writes nothing; one with it is free."""
+    """A maximum that leaves out what was there differs where a piece of the rows writes nothing."""
     operands = (torch.randn(5, 7), 0, torch.randint(0, 5, (9, 7)), torch.randn(9, 7), "amax")
-    kinds = [
-        [factor.kind for factor in discover(node_of(aten.scatter_reduce.two, operands, {"include_self": with_it})).factors]
-        for with_it in (False, True)
-    ]
-    assert kinds == [["parallel"], ["parallel", "max"]]
+    rules = [discover(node_of(aten.scatter_reduce.two, operands, {"include_self": own})) for own in (False, True)]
+    assert [[factor.kind for factor in rule.factors] for rule in rules] == [["parallel"], ["parallel", "max"]]
 
 
 def test_a_python_function_is_replicated() -> None:
