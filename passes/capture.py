@@ -149,8 +149,7 @@ def _input_roles(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any
     for index, (path, leaf) in enumerate(_named_leaves(args, kwargs)):
         assert leaf is leaves[index]
         if isinstance(leaf, Tensor):
-            wants = leaf.requires_grad and leaf.is_floating_point()
-            roles.append((Input(_identifier(path), "input", path, index, wants), leaf))
+            roles.append((Input(_identifier(path), "input", path, index, leaf.requires_grad), leaf))
     return roles
 
 
@@ -268,7 +267,9 @@ def _outputs(
     nodes: list[fx.Node | None] = []
     for i, (path, constant) in enumerate(trace.leaves):
         node = leaf_values.get(i)
-        outputs.append(Output("output", path, node.name if node else None, i, constant=constant))
+        name = node.name if node else None
+        seen = i in trace.differentiable
+        outputs.append(Output("output", path, name, i, constant=constant, differentiable=seen))
         nodes.append(node)
     for i, role in enumerate(roles):
         if role.requires_grad:

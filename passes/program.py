@@ -63,6 +63,8 @@ class Output:
         index: the leaf's flat position for an output.
         of: the placeholder whose gradient or new value this is.
         constant: the value of a leaf that is no tensor.
+        differentiable: of an output, whether autograd computes it from what wants a gradient. No part of what a plan
+            depends on.
     """
 
     kind: OutputKind
@@ -71,6 +73,7 @@ class Output:
     index: int = -1
     of: str = ""
     constant: Any = None
+    differentiable: bool = field(default=False, repr=False)
 
 
 @dataclass

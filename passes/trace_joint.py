@@ -31,6 +31,7 @@ class RawTrace:
         out_spec: pytree spec of what the module returned.
         leaves: ``(path, value)`` of every output leaf; tensors are stood for by None.
         tensor_leaves: positions of the leaves that are tensors.
+        differentiable: positions of the leaves that autograd computes from what wants a gradient.
         loss: position of the loss, or None.
         tangents: positions of the leaves that have a tangent, in the order of their placeholders.
         gradients: positions, among the arguments, that have a gradient.
@@ -42,6 +43,7 @@ class RawTrace:
     out_spec: pytree.TreeSpec
     leaves: list[tuple[str, Any]]
     tensor_leaves: list[int] = field(default_factory=list)
+    differentiable: list[int] = field(default_factory=list)
     loss: int | None = None
     tangents: list[int] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
@@ -125,12 +127,10 @@ class Joint:
 
     def _backward(self, leaves: list[Any], wrapped: list[Tensor]) -> list[Tensor]:
         trace = self.trace
-        differentiable = [
-            i for i in trace.tensor_leaves if leaves[i].requires_grad and leaves[i].dtype.is_floating_point
-        ]
+        trace.differentiable = [i for i in trace.tensor_leaves if leaves[i].requires_grad]
         trace.loss = loss_of([path for path, _ in trace.leaves], leaves, trace.out_spec)
         only_loss = trace.loss is not None and not self.every_output
-        trace.tangents = [i for i in differentiable if i == trace.loss or not only_loss]
+        trace.tangents = [i for i in trace.differentiable if i == trace.loss or not only_loss]
         if not trace.tangents:
             return []
         self.recorder.phase = "backward"

@@ -8,11 +8,12 @@ what they call is seen too; one that hands itself over again inside (``meshgrid`
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -135,6 +136,7 @@ class TraceOps(TorchFunctionMode):
             if found is not None:
                 self.recorder.after[id(found[0])] = found[1]
             return False
+        kwargs = _with_all_arguments(sys._getframe(1), func, args, kwargs)
         rewrite = None if func in _DIFFERENTIATED and torch_private.is_transforming() else REWRITES.get(func)
         if rewrite is not None:
             result = rewrite(self.flat, *args, **kwargs)
@@ -158,6 +160,30 @@ def _indexed(input: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _is_entered(func: Any) -> bool:
     return isinstance(func, FunctionType) and func.__globals__["__name__"] in _ENTERED_MODULES
+
+
+def _with_all_arguments(frame: FrameType | None, func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords with those that ``func`` was called with but did not hand over (``l1_loss`` drops weights).
+
+    A function of torch in Python hands itself over before it does anything, so its frame holds them still.
+    """
+    if not _is_entered(func):
+        return kwargs
+    while frame is not None and frame.f_code is not func.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return kwargs
+    code = func.__code__
+    given = {*code.co_varnames[: len(args)], *kwargs}
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    dropped = {name: frame.f_locals[name] for name in names if name not in given and name in frame.f_locals}
+    return {**kwargs, **{name: value for name, value in dropped.items() if value is not _default_of(func, name)}}
+
+
+@lru_cache(maxsize=4096)
+def _default_of(func: FunctionType, name: str) -> Any:
+    parameter = inspect.signature(func).parameters[name]
+    return parameter.default
 
 
 @lru_cache(maxsize=512)

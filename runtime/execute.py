@@ -52,7 +52,6 @@ class Result:
     role: Output
     layout: Layout
     shape: tuple[int, ...]
-    floating: bool
 
 
 class Executable:
@@ -101,7 +100,8 @@ class Executable:
         self._gradient_slots = self._find_gradients()
         self._behind = outputs_behind_gradients(program)
         wanted = {role.index for role in self._tangents}
-        self._beside = [result.floating and result.role.index not in wanted for result in self._returns_of_module]
+        leaves = [result.role for result in self._returns_of_module]
+        self._beside = [leaf.differentiable and leaf.index not in wanted for leaf in leaves]
         self.widen: Widen | None = None
         self._patterns: dict[tuple[int, Layout], DTensor] = {}
         self._accumulation = Accumulation()
@@ -125,9 +125,7 @@ class Executable:
         out = []
         for role, layout in pairs:
             if role.kind in kinds and role.node is not None:
-                val = nodes[role.node].meta["val"]
-                floating = val.dtype.is_floating_point or val.dtype.is_complex
-                out.append(Result(role, layout or (), tuple(val.shape), floating))
+                out.append(Result(role, layout or (), tuple(nodes[role.node].meta["val"].shape)))
         return out
 
     def _tangent_values(self) -> list[Tensor]:
@@ -250,9 +248,7 @@ class Executable:
 
     def differentiable(self) -> list[bool]:
         """Tell for every output tensor whether autograd may see it as computed from the inputs."""
-        wanted = {role.index for role in self._tangents}
-        beside_loss = self.program.loss is not None  # a gradient that reaches these is an error, not a zero
-        return [result.role.index in wanted or (beside_loss and result.floating) for result in self._returns_of_module]
+        return [result.role.differentiable for result in self._returns_of_module]
 
     @cached_property
     def _waiting(self) -> WaitingBackward | None:
@@ -388,7 +384,8 @@ class Executable:
             if gradient is None:
                 out.append(torch.zeros(val.shape, dtype=val.dtype, device=self._groups.device))
             else:
-                out.append(self._tangent(gradient, self.local.input_layouts[role.node]).to(val.dtype).contiguous())
+                given = self._tangent(gradient, self.local.input_layouts[role.node]).to(val.dtype)
+                out.append(given.resolve_conj().contiguous())
         return out
 
     def _tangent(self, gradient: Tensor, layout: Layout) -> Tensor:

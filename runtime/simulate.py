@@ -107,10 +107,16 @@ def global_shape(pieces: Sequence[torch.Tensor], layout: Layout, mesh: Mesh) -> 
     return tuple(shape)
 
 
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers as pairs of real ones, any others as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Tell whether two tensors that should be copies of each other are: bit for bit, or within rounding."""
     if torch.equal(a, b):
         return True
+    a, b = as_real(a), as_real(b)
     if not a.is_floating_point():
         return False
     tolerance = 64 * torch.finfo(a.dtype).eps
@@ -123,7 +129,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the largest absolute difference, infinite where one of them alone is not a number."""
     if a.numel() == 0:
         return 0.0
-    a, b = a.to(torch.float64), b.to(torch.float64)
+    a, b = as_real(a).to(torch.float64), as_real(b).to(torch.float64)
     equal = (a == b) | (a.isnan() & b.isnan())
     return float(torch.where(equal, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf")).max())
 

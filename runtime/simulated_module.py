@@ -192,17 +192,9 @@ class _Step(torch.autograd.Function):
         ctx.simulation = simulation
         ctx.saved = saved
         ctx.set_materialize_grads(False)
-        program = simulation.program
-        wanted = {role.index for role in program.inputs if role.kind == "tangent"}
-        leaves = [role.index for role in program.outputs if role.kind == "output" and role.node]
-        ctx.leaves = leaves
-        ctx.mark_non_differentiable(
-            *[
-                value
-                for value, index in zip(outputs, leaves)
-                if index not in wanted and not (program.loss is not None and value.is_floating_point())
-            ]
-        )
+        leaves = [role for role in simulation.program.outputs if role.kind == "output" and role.node]
+        ctx.leaves = [role.index for role in leaves]
+        ctx.mark_non_differentiable(*[value for value, role in zip(outputs, leaves) if not role.differentiable])
         return tuple(outputs)
 
     @staticmethod

@@ -281,9 +281,7 @@ class StagedExecutable:
 
     def differentiable(self, found: Sequence[tuple[Any, Layout, Tensor]]) -> list[bool]:
         """Tell for every output whether autograd may see it as computed from the inputs."""
-        wanted = {role.index for role in self.tangent_roles()}
-        beside_loss = self.program.loss is not None
-        return [role.index in wanted or (beside_loss and value.is_floating_point()) for role, _, value in found]
+        return [role.differentiable for role, _, _ in found]
 
 
 class _Call:

@@ -141,3 +141,14 @@ def test_other_losses_and_statistics() -> None:
         )
 
     compare(run, draw(3, 4, 2), draw(3, 4, 2) + 0.5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_that_torch_does_not_hand_over(reduction: str) -> None:
+    """``F.l1_loss`` leaves its weights out when it hands itself over to be traced."""
+
+    def run(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        by_name = F.l1_loss(x, y, weight=weight, reduction=reduction)
+        return by_name, F.l1_loss(x, y, None, None, reduction, weight), F.mse_loss(x, y, weight=weight)
+
+    compare(run, draw(3, 4), draw(3, 4) + 0.5, draw(3, 4).abs() + 1)
