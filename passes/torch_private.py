@@ -220,7 +220,12 @@ def wrap(value: Tensor) -> Tensor:
 
 def unwrap(value: Tensor) -> Tensor:
     """Return the traced tensor below ``wrap``, after all writes; a tensor that is not wrapped comes back as it is."""
-    return value.from_functional() if isinstance(value, FunctionalTensor) else value
+    if isinstance(value, FunctionalTensor):
+        return value.from_functional()
+    if torch._is_functional_tensor(value):  # what torch took out of one itself, as its ``tolist`` does
+        torch._sync(value)
+        return torch._from_functional_tensor(value)
+    return value
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from .program import is_random
 
 READS = frozenset({
     Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__,
-    Tensor.item, Tensor.tolist,
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__,
 })  # fmt: skip
 """Torch functions that hand a tensor's value to Python."""
 
@@ -65,10 +65,15 @@ class Constants:
         return pytree.tree_map_only(Tensor, torch_private.as_constant, result)
 
     def listed(self, index: Any) -> Any:
-        """Return an index in which constant masks are lists of the places that they keep, whose number is known."""
+        """Return an index in which constant masks are lists of the places that they keep, whose number is known.
+
+        Constants that bound a slice are numbers.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         out: list[Any] = []
         for part in parts:
+            if isinstance(part, slice):
+                part = slice(*map(self._bound, (part.start, part.stop, part.step)))
             if isinstance(part, Tensor) and part.dtype is torch.bool and part.dim() > 0:
                 try:
                     places = self.read(Tensor.nonzero, (part,))
@@ -78,6 +83,19 @@ class Constants:
             else:
                 out.append(part)
         return tuple(out)
+
+    def _bound(self, bound: Any) -> Any:
+        try:
+            return self.read(Tensor.item, (bound,)) if isinstance(bound, Tensor) else bound
+        except NotConstant:
+            return bound
+
+    def repeated(self, repeats: Any) -> Tensor | None:
+        """Return the places that ``repeat_interleave`` reads; None where the repeats are no constant."""
+        try:
+            return self.made(torch.repeat_interleave, (repeats,), {})  # type: ignore[no-any-return]
+        except NotConstant:
+            return None
 
     def _compute(self, node: fx.Node) -> None:
         for needed in _in_order(node, self._values):

@@ -2,7 +2,8 @@
 
 A rank that holds ``length`` entries from ``offset`` on moves the indices by its offset, reads entry 0 for those
 outside and puts zero in their place: each index is answered by one rank, so the sum over ranks is exact. Writes that
-add do the same to what they add.
+add do the same to what they add. Indices in front of the whole dim are left to the first rank, those behind it to the
+last one, whose op then raises as it does on one device.
 """
 
 from __future__ import annotations
@@ -38,19 +39,33 @@ def split_piece(call: LocalCall, name: str) -> Piece | None:
     return None if piece is None or piece.parts == 1 else piece
 
 
-def local_index(call: LocalCall, index: Any, piece: Piece, *, negative: bool = False) -> tuple[Any, Any]:
+_FAR = 1 << 31
+
+
+def _bounds(piece: Piece) -> tuple[int, int]:
+    """Return from where and up to where moved indices are a piece's own, or its to refuse."""
+    first = 0 if piece.offset > 0 else -_FAR
+    return first, _FAR - 1 if 0 < piece.length == piece.size - piece.offset else piece.length
+
+
+def local_index(
+    call: LocalCall, index: Any, piece: Piece, *, negative: bool = False, refuse: bool = True
+) -> tuple[Any, Any]:
     """Emit the index of a piece's own entries, 0 for others, and the mask of the others.
 
     Args:
         negative: indices may count from the end of the whole dim.
+        refuse: indices that nobody has stay, so that the op raises.
     """
+    first, last = _bounds(piece) if refuse else (0, piece.length)
     if negative:
         below = call.emit(aten.lt.Scalar, index, 0)
         wrapped = call.emit(aten.add.Tensor, index, piece.size)
         index = call.emit(aten.where.self, below, wrapped, index)
+        first = 0  # the op would count them from the end of the piece
     moved = call.emit(aten.sub.Tensor, index, piece.offset)
-    low = call.emit(aten.lt.Scalar, moved, 0)
-    high = call.emit(aten.ge.Scalar, moved, piece.length)
+    low = call.emit(aten.lt.Scalar, moved, first)
+    high = call.emit(aten.ge.Scalar, moved, last)
     outside = call.emit(aten.logical_or.default, low, high)
     return call.emit(aten.masked_fill.Scalar, moved, outside, 0), outside
 
@@ -90,7 +105,7 @@ def _embedding_backward_locally(call: LocalCall) -> Any:
     named, piece = call_arguments(call), split_piece(call, "v")
     if piece is None:
         return call.again()
-    index, outside = local_index(call, named["indices"], piece)
+    index, outside = local_index(call, named["indices"], piece, refuse=False)  # this op trusts what it is given
     grad = call.emit(aten.masked_fill.Scalar, named["grad_output"], call.emit(aten.unsqueeze.default, outside, -1), 0)
     padding = int(named["padding_idx"])
     inside = piece.offset <= padding < piece.offset + piece.length
@@ -216,15 +231,17 @@ def scatter_add(node: fx.Node) -> Rule:
 
 
 def _scatter_locally(call: LocalCall) -> Any:
-    """Write what lies outside the piece to one more entry, which is then cut off."""
+    """Write what lies outside the piece to one more entry, which is then cut off; what nobody has goes behind it."""
     piece = split_piece(call, "v")
     if piece is None:
         return call.again()
     named, rank = call_arguments(call), len(call.result_shapes[0])
     dim = wrap(named["dim"], rank)
+    first, last = _bounds(piece)
     moved = call.emit(aten.sub.Tensor, named["index"], piece.offset)
-    low = call.emit(aten.lt.Scalar, moved, 0)
-    outside = call.emit(aten.logical_or.default, low, call.emit(aten.ge.Scalar, moved, piece.length))
+    moved = call.emit(aten.add.Tensor, moved, call.emit(aten.ge.Scalar, moved, piece.length))
+    low = call.emit(aten.lt.Scalar, moved, first)
+    outside = call.emit(aten.logical_or.default, low, call.emit(aten.ge.Scalar, moved, last))
     index = call.emit(aten.masked_fill.Scalar, moved, outside, piece.length)
     pad = [0] * (2 * (rank - dim))
     pad[-1] = 1
