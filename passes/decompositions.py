@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import torch_private
+from .trace_linalg import check_errors
 from .trace_loss import widen
 from .trace_random import keep_mask
 
@@ -226,5 +227,6 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
         # A mark on a view says that it is conjugated or negated; traced code has decided by then whether it looks.
         aten._conj.default: conjugate,
         aten._neg_view.default: torch.neg,
+        aten._linalg_check_errors.default: check_errors,
     }
     return table

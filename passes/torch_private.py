@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
+from torch._refs import istft as istft_without_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -58,6 +59,7 @@ __all__ = [
     "is_choice_of_functions",
     "is_real",
     "is_transforming",
+    "istft_without_checks",
     "last_forward_sequence",
     "new_dtensor",
     "new_placeholder",
@@ -136,8 +138,20 @@ def as_if_compiling() -> Iterator[None]:
 def trace_graph(function: Any, arguments: list[Tensor], table: dict[OpOverload, Any]) -> fx.GraphModule:
     """Trace ``function`` on fake tensors into a graph of ATen ops, with the decompositions of ``table``."""
     tracer = make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
-    with FunctionalTensorMode(), without_whole_layers():
+    with FunctionalTensorMode(), without_whole_layers(), without_ordered_checks():
         return tracer(*arguments)
+
+
+@contextlib.contextmanager
+def without_ordered_checks() -> Iterator[None]:
+    """Let checks of matrix functions be traced like any op; torch keeps them in order by tokens of its own."""
+    holder = torch._library.simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    before = holder.effect
+    holder.register(None)
+    try:
+        yield
+    finally:
+        holder.register(before)
 
 
 @contextlib.contextmanager
@@ -223,7 +237,7 @@ def unwrap(value: Tensor) -> Tensor:
     if isinstance(value, FunctionalTensor):
         return value.from_functional()
     if torch._is_functional_tensor(value):  # what torch took out of one itself, as its ``tolist`` does
-        torch._sync(value)
+        torch._sync(value)  # type: ignore[attr-defined]
         return torch._from_functional_tensor(value)
     return value
 

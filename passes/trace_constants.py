@@ -90,13 +90,6 @@ class Constants:
         except NotConstant:
             return bound
 
-    def repeated(self, repeats: Any) -> Tensor | None:
-        """Return the places that ``repeat_interleave`` reads; None where the repeats are no constant."""
-        try:
-            return self.made(torch.repeat_interleave, (repeats,), {})  # type: ignore[no-any-return]
-        except NotConstant:
-            return None
-
     def _compute(self, node: fx.Node) -> None:
         for needed in _in_order(node, self._values):
             if needed.op == "get_attr":

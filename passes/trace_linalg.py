@@ -1,7 +1,8 @@
 """Matrix functions that look at their results to raise, and covariances, which look at the number of observations.
 
 A program can't raise from inside: where torch would (a singular matrix, one that is not positive definite), the result
-is NaN.
+is NaN. What torch checks further inside is solved by a factor with a zero on its diagonal, which leaves numbers that
+are not finite.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.errors import CaptureError
+
+from . import torch_private
 from .trace_flat import FlatViews
 
 
@@ -73,12 +77,31 @@ def corrcoef(flat: FlatViews, input: Tensor) -> Any:
     return (covariance / deviation[:, None] / deviation[None]).clip(-1.0, 1.0)
 
 
+def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """Leave out a check of a factorisation that no rewrite has seen.
+
+    Raises:
+        CaptureError: the result would be finite and wrong where torch raises.
+    """
+    if "cholesky" in api_name:
+        raise CaptureError(
+            f"{api_name} looks at its result to raise, which a compiled program can't do inside of a transform of "
+            "torch.func. Take torch.linalg.cholesky_ex, which leaves the look to you, or factorise outside of it."
+        )
+
+
+def istft(flat: FlatViews, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Trace ``torch.istft`` without its look at the window."""
+    return torch_private.istft_without_checks(input, *args, **kwargs)
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     torch.linalg.inv: inv,
     **dict.fromkeys((torch.inverse, Tensor.inverse), _inverse),
     torch.linalg.solve: solve,
     torch.linalg.cholesky: cholesky,
     **dict.fromkeys((torch.cholesky, Tensor.cholesky), _old_cholesky),
+    **dict.fromkeys((torch.istft, Tensor.istft), istft),
     **dict.fromkeys((torch.cov, Tensor.cov), cov),
     **dict.fromkeys((torch.corrcoef, Tensor.corrcoef), corrcoef),
 }

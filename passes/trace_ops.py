@@ -1,9 +1,10 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_linalg``, ``trace_loss``, ``trace_pooling`` and
-``trace_random`` hold the rewrites, one function a family. A rewrite returns ``NotImplemented`` where it does not apply;
-the function then runs as it is. Functions of ``torch.nn.functional`` that are written in Python are entered, so that
-what they call is seen too; one that hands itself over again inside (``meshgrid`` does) then runs as it is.
+``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_indexing``, ``trace_linalg``, ``trace_loss``,
+``trace_pooling`` and ``trace_random`` hold the rewrites, one function a family. A rewrite returns ``NotImplemented``
+where it does not apply; the function then runs as it is. Functions of ``torch.nn.functional`` that are written in
+Python are entered, so that what they call is seen too; one that hands itself over again inside (``meshgrid`` does) then
+runs as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from types import FrameType, FunctionType
 from typing import Any
@@ -26,6 +27,7 @@ from . import (
     torch_private,
     trace_attention,
     trace_bags,
+    trace_indexing,
     trace_linalg,
     trace_loss,
     trace_matmul,
@@ -44,6 +46,7 @@ REWRITES: dict[Any, Rewrite] = {
     **trace_matmul.REWRITES,
     **trace_attention.REWRITES,
     **trace_bags.REWRITES,
+    **trace_indexing.REWRITES,
     **trace_linalg.REWRITES,
     **trace_loss.REWRITES,
     **trace_pooling.REWRITES,
@@ -56,6 +59,9 @@ _DIFFERENTIATED = frozenset(REWRITES) - frozenset(trace_random.REWRITES)
 
 MASKED = (torch.Tensor.__getitem__, torch.Tensor.masked_select, torch.masked_select)
 """Functions that read at a mask, whose result has a known shape when the mask is a constant."""
+
+REPEATED = (torch.Tensor.repeat_interleave, torch.repeat_interleave)
+"""Functions whose result has a known shape when the numbers of repeats are constants."""
 
 _ENTERED_MODULES = ("torch.nn.functional", "torch.functional")
 _GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -104,6 +110,10 @@ class TraceOps(TorchFunctionMode):
         if func in MASKED:
             args = _indexed(*args, **kwargs) if func is not torch.Tensor.__getitem__ else args
             func, args, kwargs = torch.Tensor.__getitem__, (args[0], self.constants.listed(args[1])), {}
+        elif func is torch.Tensor.__setitem__ and trace_indexing.differs_by_place(*args):
+            args = (args[0], self.constants.listed(args[1]), args[2])
+        if func in REPEATED:
+            args, kwargs = self._repeated(*args, **kwargs)
         try:
             return self._trace(func, args, kwargs)
         except torch_private.DATA_DEPENDENT:
@@ -112,6 +122,14 @@ class TraceOps(TorchFunctionMode):
             except NotConstant:
                 pass
             raise
+
+    def _repeated(self, input: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of ``repeat_interleave`` with the length of its result where that is a constant."""
+        repeats = args[0] if args else kwargs.get("repeats")
+        if isinstance(repeats, Tensor) and repeats.numel() > 1 and kwargs.get("output_size") is None:
+            with suppress(NotConstant):
+                kwargs = {**kwargs, "output_size": int(self.constants.read(Tensor.sum, (repeats,)))}
+        return (input, *args), kwargs
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Hand a value to Python: that of a constant, or the one with which a check of values passes."""
@@ -126,7 +144,7 @@ class TraceOps(TorchFunctionMode):
                 passing = passing_number(frame)
             if passing is not None:
                 return passing
-            if func is torch.Tensor.tolist:
+            if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
                 raise torch_private.DATA_DEPENDENT[0](func) from None
         return func(*args, **kwargs)
 
