@@ -48,7 +48,8 @@ def attention(
         q, k, v = (x.expand(batch, *x.shape[1:]) for x in (q, k, v))
     mask = None if attn_mask is None else _fit_mask(attn_mask, shape, q)
     out, _ = torch.ops.autopar.attention.default(q, k, v, mask, is_causal, scale, 0)
-    return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
+    # Other than four dims lie in memory in their order, as in eager.
+    return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1]).contiguous()
 
 
 def _four_dims(x: Tensor) -> Tensor:

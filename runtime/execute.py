@@ -23,6 +23,7 @@ from autopar.placement import REPLICATE, Layout, from_dtensor, local_shape, to_d
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation, WaitingBackward, earlier_sums
 from autopar.runtime.beside_loss import Again, Widen
+from autopar.runtime.carry_hooks import is_watched
 from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.gate import Gate
 from autopar.runtime.groups import MeshGroups, bind_groups
@@ -292,7 +293,8 @@ class Executable:
         held: tuple[int, ...] = ()
         lone = self._lone
         if self._accumulation.more_follow():
-            if self._waiting is not None:
+            # A hook looks at the gradient of each backward, which is not known while it waits.
+            if self._waiting is not None and not any(is_watched(parameters[slot]) for slot in self._waiting.slots):
                 backward, results, lone = self._waiting.without, self._sums, self._waiting.lone
         elif "_sums" in vars(self) and self._waiting is not None:
             patterns = [self._pattern(position, self._sums[position]) for position in self._waiting.layouts]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from autopar.passes.torch_private import engine_will_run
+from autopar.runtime.carry_hooks import is_watched
 from autopar.runtime.state import local_of
 
 
@@ -46,7 +47,7 @@ def _only_accumulates(parameter: Tensor, gradient: Tensor) -> bool:
     """Tell whether a parameter is one of autopar's, nobody watches its gradient, and the two gradients lie alike."""
     if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor) or not parameter.is_leaf:
         return False
-    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+    if is_watched(parameter):
         return False
     held = parameter.grad
     return held is None or (

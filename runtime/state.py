@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError, OptionError
 from autopar.passes.torch_private import new_dtensor
 from autopar.placement import REPLICATE, Layout, from_dtensor, local_offset, local_shape, to_dtensor
+from autopar.runtime.carry_hooks import carry_hooks
 from autopar.runtime.groups import MeshGroups
 from autopar.runtime.signature import CONSTANTS
 
@@ -115,7 +116,9 @@ def mirror(
         parameters[id(parameter)] = None
         if name not in elsewhere:
             layout = layouts.get(name, whole)
-            parameters[id(parameter)] = make_parameter(full, layout, stage or groups, parameter.requires_grad)
+            made = make_parameter(full, layout, stage or groups, parameter.requires_grad)
+            carry_hooks(parameter, made)
+            parameters[id(parameter)] = made
     for _, buffer in model.named_buffers():
         buffers[id(buffer)] = share_tensor(buffer.detach(), groups)
     for module in model.modules():

@@ -87,3 +87,12 @@ def test_mask_with_gradient_takes_it_apart() -> None:
 def test_broadcast_batch() -> None:
     """A batch of keys that broadcasts over the queries' is expanded."""
     assert attentions(compare(run, draw(2, 3, 5, 8), draw(1, 3, 5, 8), draw(1, 3, 5, 8) + 0.1))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8)])
+def test_results_lie_in_memory_as_in_eager(shape: tuple[int, ...]) -> None:
+    """Heads that were split off by a transpose: a model may view the result."""
+    x = draw(*shape).transpose(-2, -3).contiguous().transpose(-2, -3)
+    program = compare(lambda q, k, v: run(q.transpose(-2, -3).contiguous().transpose(-2, -3), k, v), x, x + 0.1, x)
+    (result,) = [program.nodes()[str(role.node)].meta["val"] for role in program.outputs if role.kind == "output"]
+    assert result.stride() == run(x, x, x).stride()

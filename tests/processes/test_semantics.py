@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes import semantics
+from tests.processes import carried_hooks, semantics
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -127,3 +127,8 @@ def test_random_state(pool: Pools) -> None:
 def test_optimizers(pool: Pools) -> None:
     """Optimizers of torch step split parameters as whole ones: by loops, foreach and fused."""
     assert_small(pool(2).run(semantics.optimizers, (2,))[0])
+
+
+def test_hooks_on_parameters(pool: Pools) -> None:
+    """Hooks from before ``parallelize`` see whole gradients, later ones gradients as they lie, none sums that wait."""
+    assert_small(pool(2).run(carried_hooks.hooks_on_parameters, (2,))[0])
