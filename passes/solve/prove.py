@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import networkx as nx
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
@@ -23,7 +25,7 @@ from .layout_graph import Floats
 from .model import Flow, LinearModel, build_model
 from .problem import Problem
 from .reduce import reduce_problem
-from .solver import INTEGRAL_TOLERANCE, LARGE, Answer, Relaxed, branch, dual_bound, is_integral, relax
+from .solver import INTEGRAL_TOLERANCE, LARGE, ROUGH, Answer, Relaxed, branch, dual_bound, is_integral, relax
 
 FIRST_ALLOWANCE = 1e-4
 """Of the bound: how much dearer than it a plan of the first attempt may be."""
@@ -31,6 +33,10 @@ GROWTH = 4.0
 SAME = 1e-7
 """Relative difference of a plan from the bound below which it is proved: that of the solvers' own arithmetic."""
 MOST_DIVES = 60
+NEARLY = 0.05
+"""How far from 1 the value of a decided strategy may be where a relaxation is not exact."""
+APART = 6
+"""Tensors between decisions that are closed at one time."""
 MOST_BRANCHED = 30_000
 """Variables from which a proof by branch and bound is given up: the best plan so far is returned with its gap."""
 
@@ -131,40 +137,64 @@ def _given_up(best: Proved, bound: float) -> Proved:
 
 
 def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str) -> Proved | None:
-    """Return some integral plan near the relaxation: what is decided stays, one open decision at a time is closed.
+    """Return some integral plan near the relaxation: what is decided stays, open decisions are closed.
 
     A relaxation is fractional without a gap where axes are alike: it mixes plans that mirror one another. Closing one
-    decision then decides the rest. Of equally open ones the one of most work is closed: most others follow it.
+    decision then decides those around it; so they are closed one by one. Of a problem that is relaxed by PDLP, where
+    each step is long, twice as many at every step, apart from one another.
     """
-    for _ in range(MOST_DIVES):
+    for step in range(MOST_DIVES):
         if len(relaxed.values) != model.num_variables:
             return None
         done = _as_answer(model, relaxed)
         if done is not None:
             return Proved(problem, model, done) if done.status == "optimal" else None
-        keep, closed, first_to_close = [], -1, (0.0, 0.0)
-        for index, decision in enumerate(problem.decisions):
-            first = int(model.first_variable[index])
-            values = relaxed.values[first : first + len(decision.strategies)]
-            most = float(values.max())
-            decided = most > 1 - INTEGRAL_TOLERANCE
-            keep.append(values >= most if decided else np.ones(len(values), dtype=np.bool_))
-            order = (round(most, 3), float(decision.strategies.seconds.max()) * decision.multiplicity)
-            if not decided and order > first_to_close:
-                first_to_close, closed = order, index
-        if closed >= 0:
-            first = int(model.first_variable[closed])
-            row = int(np.argmax(relaxed.values[first : first + len(keep[closed])]))
-            keep[closed] = np.arange(len(keep[closed])) == row
-        elif all(kept.all() for kept in keep):
+        values = _of_decisions(problem, model, relaxed)
+        is_open = [float(row.max()) <= 1 - (INTEGRAL_TOLERANCE if relaxed.is_exact else NEARLY) for row in values]
+        keep = [np.full(len(row), True) if open_ else row >= row.max() for row, open_ in zip(values, is_open)]
+        count = 1 if relaxed.is_exact else 2**step
+        for index in _to_close(problem, values, is_open, count):
+            keep[index] = np.arange(len(keep[index])) == int(np.argmax(values[index]))
+        if all(kept.all() for kept in keep) and relaxed.is_exact:
             return None
         try:
             problem = reduce_problem(problem.with_rows(keep), dominate=objective == "seconds")
         except ConstraintError:
             return None
         model = build_model(problem, objective=objective)
-        relaxed = relax(model)
+        relaxed = relax(model, tolerance=ROUGH)
     return None
+
+
+def _of_decisions(problem: Problem, model: LinearModel, relaxed: Relaxed) -> list[Floats]:
+    """Return a relaxation's values of the strategies of every decision."""
+    firsts = model.first_variable.tolist()
+    return [relaxed.values[at : at + len(one.strategies)] for at, one in zip(firsts, problem.decisions, strict=True)]
+
+
+def _to_close(problem: Problem, values: Sequence[Floats], is_open: Sequence[bool], count: int) -> list[int]:
+    """Return up to ``count`` open decisions, each apart from the others: the most nearly decided, then of most work."""
+
+    def order(index: int) -> tuple[float, float, int]:
+        decision = problem.decisions[index]
+        work_s = float(decision.strategies.seconds.max()) * decision.multiplicity
+        return -round(float(values[index].max()), 3), -work_s, index
+
+    waiting = sorted((index for index, open_ in enumerate(is_open) if open_), key=order)
+    if count == 1:
+        return waiting[:1]
+    touching = nx.Graph()
+    touching.add_nodes_from(waiting)
+    for network in problem.networks:
+        readers = (*network.readers, *network.late_readers, *network.again_readers)
+        nx.add_star(touching, (network.producer, *(reader.decision for reader in readers)))
+    chosen: list[int] = []
+    near: set[int] = set()
+    for index in waiting:
+        if index not in near and len(chosen) < count:
+            chosen.append(index)
+            near |= nx.single_source_shortest_path_length(touching, index, APART).keys()
+    return chosen
 
 
 def _solve_part(
@@ -191,7 +221,7 @@ def _as_answer(model: LinearModel, relaxed: Relaxed) -> Answer | None:
     """Return the answer if the relaxation leaves nothing to branch on: it is integral, or there is no solution."""
     if relaxed.status == "infeasible":
         return Answer("infeasible", np.zeros(0), math.inf, math.inf)
-    if relaxed.status == "optimal" and is_integral(model, relaxed.values):
+    if relaxed.status == "optimal" and relaxed.is_exact and is_integral(model, relaxed.values):
         return Answer("optimal", relaxed.values, relaxed.objective, relaxed.objective)
     return None
 

@@ -22,9 +22,11 @@ LARGE = 150_000
 NODE_VARIABLES = 20_000_000
 """Nodes of the tree times variables after which branch and bound is given up: a limit that no machine changes."""
 _PDLP = (
-    "verbosity_level: 0 num_threads: 1 termination_criteria { iteration_limit: 40000 "
-    "simple_optimality_criteria { eps_optimal_relative: 1e-7 eps_optimal_absolute: 1e-7 } }"
+    "verbosity_level: 0 num_threads: 1 termination_criteria {{ iteration_limit: 40000 "
+    "simple_optimality_criteria {{ eps_optimal_relative: {0} eps_optimal_absolute: {0} }} }}"
 )
+FINE, ROUGH = 1e-7, 1e-4
+"""Relative tolerance of PDLP: for a bound that proves, and for values that only show the way to a plan."""
 _STATUS = model_builder_helper.SolveStatus
 
 
@@ -55,26 +57,29 @@ class Relaxed:
 
     Attributes:
         status: ``"optimal"``, ``"infeasible"`` or ``"unknown"`` (no answer within the solver's limits).
-        values: of every variable; empty without an optimum, and where only the dual side is exact.
+        values: of every variable; empty without an optimum.
         objective: of the relaxation.
         duals: one a row.
+        is_exact: whether the values are those of a vertex, so that integral ones are a plan; if not, they are near the
+            optimum, and only the bound that the dual values give can be built upon.
     """
 
     status: str
     values: Floats
     objective: float
     duals: Floats
+    is_exact: bool = True
 
 
-def relax(model: LinearModel, *, large: int = LARGE) -> Relaxed:
-    """Return the relaxation's optimum: by simplex, or from ``large`` variables on by PDLP (its dual values only).
+def relax(model: LinearModel, *, large: int = LARGE, tolerance: float = FINE) -> Relaxed:
+    """Return the relaxation's optimum: by simplex, or from ``large`` variables on by PDLP, which is not exact.
 
     PDLP is the primal-dual hybrid gradient method of Applegate et al. (NeurIPS 2021).
     """
     if model.num_variables >= large:
-        answer, duals = _run(model, "pdlp", _PDLP, rhs_limit=16.0)
+        answer, duals = _run(model, "pdlp", _PDLP.format(tolerance), rhs_limit=16.0)
         if len(duals) == model.num_rows:
-            return Relaxed("optimal", np.zeros(0), answer.objective, duals)
+            return Relaxed("optimal", answer.values, answer.objective, duals, is_exact=False)
         return Relaxed("unknown", np.zeros(0), -math.inf, np.zeros(model.num_rows))
     return _simplex(model)
 

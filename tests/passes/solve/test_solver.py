@@ -102,10 +102,17 @@ def test_a_strategy_costs_at_least_its_price(tight: Problem) -> None:
         assert answer.status == "infeasible" or answer.objective >= (bound + rows[index][row]) * (1 - 1e-9)
 
 
-def test_a_proof_too_large_gives_the_best_plan_with_its_gap(tight: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing may be branched on, the plan near the relaxation comes with the bound that is proved."""
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_a_proof_too_large_gives_the_best_plan_with_its_gap(
+    tight: Problem, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    """Where nothing may be branched on, the plan near the relaxation comes with the bound that is proved.
+
+    So it does where every relaxation is PDLP's, and several decisions are closed at a time.
+    """
     optimum = solved(tight).objective
     monkeypatch.setattr(prove, "MOST_BRANCHED", 0)
+    monkeypatch.setattr(prove, "relax", lambda model, **how: relax(model, **{**how, "large": large}))
     answer = solve_problem(tight, build_model(tight)).answer
     assert answer.status == "feasible"
     assert answer.bound * (1 - 1e-9) <= optimum <= answer.objective * (1 + 1e-9)
