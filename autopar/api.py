@@ -74,8 +74,9 @@ def plan(
             result is that of the whole batch. By default as few as fit ``memory``, or four a stage where the mesh has
             an axis ``pp``.
         schedule: order of the stages' work: ``"gpipe"``, ``"1f1b"``, ``"interleaved_1f1b"``, ``"zero_bubble"`` or
-            ``"zbv"``.
+            ``"zbv"``. It asks for stages, along whichever axis is best when no axis is named for them.
         cuts: where each stage but the first starts: paths of modules; by default where the schedule takes least time.
+            They ask for stages too.
         batch_norm: ``"exact"``: statistics of the whole batch, which micro-batches can't have: they are then refused;
             ``"per_micro_batch"``: each micro-batch is normalised by its own, as in gradient accumulation; running
             statistics move once a step, towards the mean over the micro-batches.
@@ -85,14 +86,18 @@ def plan(
             of their region, on devices that can. Such plans are compared less surely: many balance compute and
             transfers, and the best found may come back with a gap.
 
-    An axis of the mesh that is called ``pp`` is the pipeline axis: each of its ranks has its own part of the model.
+    An axis of the mesh that is called ``pp``, or that ``Mesh(..., pipeline=)`` names, is the pipeline axis: each of its
+    ranks has its own part of the model. Where none is, any axis becomes it when that saves more than 5 % of a
+    predicted step, or when nothing fits ``memory`` without; ``plan.search`` tells what was tried, or why nothing was.
+    ``Mesh(..., pipeline="")`` rules stages out. Stages that nobody asked for are not tried where they would change what
+    a call returns: without a loss, with ``outputs=``, or with outputs beside the loss; nor with ``inputs="local"``.
 
     Raises:
         MeshError, OptionError, CaptureError, ConstraintError, InfeasibleError: each says what to do.
     """
     from autopar.passes.pipeline_plan import stage_mesh
     from autopar.passes.plan_cluster import plan_cluster
-    from autopar.runtime.fit_staged_memory import fit_staged_memory
+    from autopar.runtime.choose_axis import choose_axis
     from autopar.runtime.pipeline_memory import predict_staged_memory
     from autopar.runtime.shadow import Source
     from autopar.runtime.signature import take_apart
@@ -120,7 +125,7 @@ def plan(
     program = source.capture(call, stage_mesh(grid), inputs, every_output=outputs == "full")
     if isinstance(cluster, Cluster):
         return predict_staged_memory(program, plan_cluster(program, cluster.hardware, options, grid))
-    return fit_staged_memory(program, grid, options)
+    return choose_axis(program, grid, options)
 
 
 _search = plan  # the parameter of parallelize hides the function
@@ -163,7 +168,8 @@ def parallelize(
             ``cross_entropy(original(x), y)``.
         optimizer, memory, at_once, constraints, inputs, outputs, micro_batches, schedule, cuts, batch_norm, disable,
             overlap: as in ``plan``. A mesh with an axis ``pp`` needs example inputs, since every rank keeps the
-            parameters of its own stages alone.
+            parameters of its own stages alone. With example inputs any axis may become the pipeline axis, as in
+            ``plan``, and a warning says so; without them none does that is not named.
         plan: a plan made before, or the path of a saved one: nothing is solved then.
         compile: compile what each rank computes between its collectives by Inductor, at the first step; equal layers
             once. The memory that a plan predicts is that of the program as it is.

@@ -13,6 +13,9 @@ from autopar.errors import MeshError
 
 Coordinate = tuple[int, ...]
 
+PIPELINE_AXIS = "pp"
+"""An axis of this name is the pipeline axis, unless a mesh says otherwise."""
+
 
 def _is_whole(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool)
@@ -28,6 +31,9 @@ class Mesh:
         device: the name of a device profile (``cpu``, ``a100``, ``h100``, ...).
         links: the name of a link profile for each axis; by default the device's own: between nodes for all axes but the
             last, inside a node for the last when it fits into one node.
+        pipeline: the name of the pipeline axis, each of whose ranks has a part of the model of its own; empty for none.
+            By default the axis called ``pp``, or else, where a plan is made for example inputs, the axis for which
+            that is best, or none.
 
     >>> Mesh((2, 4), ("data", "model"), device="h100").num_ranks
     8
@@ -37,6 +43,7 @@ class Mesh:
     names: tuple[str, ...] = ()
     device: str = "cpu"
     links: tuple[str, ...] = ()
+    pipeline: str | None = None
 
     def __post_init__(self) -> None:
         given: object = self.sizes
@@ -53,6 +60,12 @@ class Mesh:
             raise MeshError(f"a mesh of {len(sizes)} axes needs {len(sizes)} different names; got {names}")
         if self.links and len(self.links) != len(sizes):
             raise MeshError(f"a mesh of {len(sizes)} axes needs {len(sizes)} links; got {self.links}")
+        allowed = (PIPELINE_AXIS,) if PIPELINE_AXIS in names else ("", *names)
+        if self.pipeline is not None and self.pipeline not in allowed:
+            raise MeshError(
+                f"pipeline={self.pipeline!r} can't be that of a mesh with axes {', '.join(names)}; use one "
+                f"of {', '.join(map(repr, allowed))}, or leave it out"
+            )
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "links", tuple(self.links))
@@ -73,6 +86,12 @@ class Mesh:
     def num_ranks(self) -> int:
         """The number of ranks."""
         return math.prod(self.sizes)
+
+    @property
+    def pipeline_axis(self) -> int | None:
+        """The index of the pipeline axis, or None."""
+        name = PIPELINE_AXIS if self.pipeline is None else self.pipeline
+        return self.names.index(name) if name in self.names else None
 
     def axis(self, name: str) -> int:
         """Return the index of the axis called ``name``."""

@@ -215,16 +215,18 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
 
 
 class SearchRecord(Struct, frozen=True, kw_only=True):
-    """How the shape of the mesh, the stages and the micro-batches were found on a whole cluster.
+    """How the shape of the mesh, the stages and the micro-batches were found on a whole cluster; or the pipeline axis.
 
     Attributes:
-        chosen: the configuration in words.
-        step_seconds, bound_seconds: of the simulated schedule, and a lower bound on those of any configuration.
+        chosen: the configuration in words; empty where there are no stages.
+        step_seconds, bound_seconds: of the simulated schedule, and a lower bound on those of any configuration; no
+            bound (0) for the pipeline axis of a mesh.
         bubble_share: the part of the step in which the busiest rank waits.
         peak_bytes: of the fullest rank.
-        considered, pruned, solved: configurations: all, those left out by a bound, those whose stages were placed.
+        considered, pruned, solved: configurations, or axes: all, those left out by a bound, those whose stages were
+            placed.
         others: the next best ones with their seconds.
-        note: why nothing was searched, or what the split could not keep.
+        note: why nothing was searched, why there are no stages, or what the split could not keep.
     """
 
     chosen: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -112,3 +112,19 @@ def region_of(program: Program, spans: Sequence[Span]) -> dict[str, int]:
             readers = [at[user.name] for user in node.users if user.name in at]
             at[node.name] = min(readers, default=0)
     return at
+
+
+def late_nodes(program: Program, at: Mapping[str, int]) -> set[str]:
+    """Return the backward nodes that no other region waits for: the backward for weights.
+
+    Args:
+        at: the region of every node.
+    """
+    late: set[str] = set()
+    for node in reversed(list(program.graph.nodes)):
+        if node.meta.get("phase") != "backward" or node.op != "call_function":
+            continue
+        users = [user for user in node.users if user.op == "call_function"]
+        if all(user.name in late and at[user.name] == at[node.name] for user in users):
+            late.add(node.name)
+    return late

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 
 from autopar.mesh import Mesh
-from autopar.plans import Options, Plan, remember_tracer
+from autopar.plans import Cost, Options, Plan, remember_tracer
 
 from .annotate import annotate
 from .apply_constraints import apply_constraints
@@ -19,7 +20,7 @@ from .frontier import trace_frontier
 from .name_roles import name_roles
 from .predict_memory import predict_memory
 from .program import Program
-from .solve.decide import decide
+from .solve.decide import Decided, decide
 from .solve.layout_graph import Prices
 from .solve.problem import build_problem
 from .solve.repeat_loops import repeat_loops
@@ -33,6 +34,7 @@ def make_plan(
     folded: bool = True,
     reduced: bool = True,
     loops: bool = False,
+    price: Callable[[Decided], Cost] | None = None,
 ) -> Plan:
     """Return the optimal plan of a program on a mesh. Deterministic: the same question gives the same bytes.
 
@@ -43,6 +45,7 @@ def make_plan(
         folded: repeated blocks share their decisions.
         reduced: dominated strategies are left out before the solver sees them; never changes the optimum.
         loops: count the seconds of a program of a micro-batch for all micro-batches, instead of for one.
+        price: prices a decision, where a step is not what runs on one rank, one op after the other.
 
     Raises:
         InfeasibleError: no plan fits the memory budget; it names the least one that has a plan.
@@ -68,7 +71,8 @@ def make_plan(
 
     def solve(budget: int | None) -> Plan:
         decided = decide(replace(problem, budget=budget), dominate=reduced)
-        return predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
+        plan = predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
+        return plan if price is None else msgspec.structs.replace(plan, cost=price(decided))
 
     budget = options.memory
     plan = solve(budget) if budget is None or not options.at_once else fit_memory(solve, budget)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from torch import fx
 
 from autopar.errors import InfeasibleError, MeshError, OptionError, PlanError
-from autopar.mesh import Coordinate, Mesh
+from autopar.mesh import PIPELINE_AXIS, Coordinate, Mesh
 from autopar.placement import parse_layout
 from autopar.plans import Options, PipelineRecord, Plan
 
 from .assign_stages import assign_stages
+from .cost.devices import mesh_links
 from .cut_stages import cut_stages
 from .improve.improve_stages import improve_stages
 from .is_uneven import is_uneven
@@ -23,28 +26,24 @@ from .save_at_cuts import save_at_cuts
 from .schedules import SPLITS_BACKWARD, Schedule, make_schedule
 from .stage_pieces import StagedProgram
 
-PIPELINE_AXIS = "pp"
-"""An axis of this name is the pipeline axis."""
-
 _PER_STAGE = 4
 """Micro-batches for each stage when nobody says how many: the bubble is then below a fifth."""
 
 
-def pipeline_axis(mesh: Mesh) -> int | None:
-    """Return the index of the pipeline axis of a mesh, or None."""
-    return mesh.names.index(PIPELINE_AXIS) if PIPELINE_AXIS in mesh.names else None
-
-
 def stage_mesh(mesh: Mesh) -> Mesh:
-    """Return the mesh of one stage: all axes but the pipeline axis; one rank where there are no others."""
-    axis = pipeline_axis(mesh)
+    """Return the mesh of one stage: all axes but the pipeline axis, with their links; one rank where there are none."""
+    axis = mesh.pipeline_axis
     if axis is None:
         return mesh
     kept = [i for i in range(mesh.num_axes) if i != axis]
     if not kept:
         return Mesh((1,), ("rank",), mesh.device)
-    links = tuple(mesh.links[i] for i in kept) if mesh.links else ()
-    return Mesh(tuple(mesh.sizes[i] for i in kept), tuple(mesh.names[i] for i in kept), mesh.device, links)
+    sizes, names = tuple(mesh.sizes[i] for i in kept), tuple(mesh.names[i] for i in kept)
+    inner = Mesh(sizes, names, mesh.device, tuple(mesh.links[i] for i in kept) if mesh.links else ())
+    links = [one.name for one in mesh_links(mesh)]
+    if [one.name for one in mesh_links(inner)] == [links[i] for i in kept]:
+        return inner
+    return Mesh(sizes, names, mesh.device, tuple(links[i] for i in kept))  # it leaves a node without filling it
 
 
 def whole_mesh(plan: Plan) -> Mesh:
@@ -57,12 +56,13 @@ def whole_mesh(plan: Plan) -> Mesh:
         sizes, names = [], []
     sizes.insert(record.axis, record.ranks)
     names.insert(record.axis, record.name)
-    return Mesh(tuple(sizes), tuple(names), inner.device)
+    return Mesh(tuple(sizes), tuple(names), inner.device, pipeline=record.name)
 
 
 def is_pipelined(mesh: Mesh, options: Options) -> bool:
-    """Tell whether a step runs in micro-batches or stages."""
-    return pipeline_axis(mesh) is not None or (options.micro_batches or 1) > 1
+    """Tell whether a step runs in micro-batches or stages, or is asked to."""
+    asked = bool(options.schedule or options.cuts)
+    return asked or mesh.pipeline_axis is not None or (options.micro_batches or 1) > 1
 
 
 def choose_pipeline(program: Program, mesh: Mesh, options: Options) -> PipelineRecord:
@@ -72,14 +72,14 @@ def choose_pipeline(program: Program, mesh: Mesh, options: Options) -> PipelineR
 
     Raises:
         OptionError: the number of micro-batches does not divide the batch, or the schedule does not go with the stages.
-        MeshError: stages are asked for, but no axis is called ``pp``.
+        MeshError: stages are asked for, but the mesh has no pipeline axis.
     """
-    axis = pipeline_axis(mesh)
+    axis = mesh.pipeline_axis
     ranks = 1 if axis is None else mesh.sizes[axis]
     if axis is None and (options.cuts or options.schedule):
         raise MeshError(
             f"stages are asked for (schedule={options.schedule!r}, cuts={options.cuts}), but no axis of {mesh} is "
-            f"called {PIPELINE_AXIS!r}; name the pipeline axis so"
+            f"called {PIPELINE_AXIS!r}; name the pipeline axis so, or give example inputs to choose one by"
         )
     backward = any(role.kind == "tangent" for role in program.inputs)
     wanted = options.micro_batches or (1 if axis is None else _PER_STAGE * ranks)
@@ -92,7 +92,7 @@ def choose_pipeline(program: Program, mesh: Mesh, options: Options) -> PipelineR
         micro_batches=wanted,
         ranks=ranks,
         axis=axis or 0,
-        name=PIPELINE_AXIS,
+        name=PIPELINE_AXIS if axis is None else mesh.names[axis],
         schedule=schedule,
         cuts=options.cuts,
         norms=options.norms,
@@ -110,15 +110,16 @@ def make_pipeline_plan(
     """Return the plan of a program in micro-batches and stages.
 
     The split inside the stages is solved for the whole program on the mesh of one stage; stages are cut where the
-    options say, or where the schedule takes least time (``choose_cuts``).
+    options say, or where the schedule takes least time (``choose_cuts``). The plan's seconds are those of the schedule.
 
     Args:
         program: of the whole batch.
-        mesh: the whole mesh; its axis ``pp``, if any, is the pipeline axis.
+        mesh: the whole mesh, with its pipeline axis if it has one.
         cut: what ``cut_program`` makes of it, if that is at hand.
     """
     from .choose_cuts import choose_cuts
     from .pipeline import make_plan  # whoever only runs a plan needs no solver
+    from .price_stages import price_stages
 
     record = choose_pipeline(program, mesh, options)
     cut = cut if cut is not None else cut_program(program, record, options.outputs)
@@ -130,10 +131,12 @@ def make_pipeline_plan(
             "can't share evenly"
         )
     record = msgspec.structs.replace(record, cuts=tuple(cuts))
-    schedule_of(record)
+    trained = any(role.kind == "tangent" for role in cut.inputs)
+    schedule = schedule_of(record, forward_only=not trained)
     budget = None if options.memory is None else options.memory * record.ranks
     inside = msgspec.structs.replace(options, memory=budget)
-    plan = make_plan(cut, stage_mesh(mesh), inside, folded=folded, loops=True)
+    price = partial(price_stages, cut, cuts=cuts, schedule=schedule, mesh=mesh) if record.ranks > 1 else None
+    plan = make_plan(cut, stage_mesh(mesh), inside, folded=folded, loops=True, price=price)
     return msgspec.structs.replace(plan, pipeline=record, options=options)
 
 

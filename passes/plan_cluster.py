@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from autopar.errors import InfeasibleError, LoweringError, OptionError
-from autopar.mesh import Mesh
+from autopar.mesh import PIPELINE_AXIS, Mesh
 from autopar.plans import Options, Plan, SearchRecord
 
 from .annotate import annotate
@@ -19,7 +19,7 @@ from .micro_batch_choices import batch_size
 from .micro_batches import micro_batches
 from .name_roles import name_roles
 from .pipeline import make_plan
-from .pipeline_plan import PIPELINE_AXIS, choose_pipeline, cut_program, is_pipelined, make_pipeline_plan
+from .pipeline_plan import choose_pipeline, cut_program, is_pipelined, make_pipeline_plan
 from .price_regions import PricedRegion, price_regions
 from .program import Program
 from .search_cluster import SPARE, ClusterSearch, ClusterSearcher, hardware_conditions

@@ -19,20 +19,22 @@ from .annotate import annotate
 from .apply_constraints import apply_constraints
 from .cost.compute import is_view
 from .cost.fusion import mark_traffic
-from .find_regions import Span, find_regions, region_of
+from .find_regions import Span, find_regions, late_nodes, region_of
 from .fold import fold
+from .micro_batches import INDEX, varying
 from .name_roles import name_roles
 from .program import Program, is_random, result_values, tensor_operands
 from .solve.decide import Decided, decide
 from .solve.hiding import NO_HIDING
 from .solve.layout_graph import Prices
 from .solve.problem import Network, build_problem
+from .solve.repeat_loops import repeat_loops
 from .solve.travel import Travel
 
 ATTENTION = ("autopar.attention", "autopar.attention_backward")
 """Ops of fused attention."""
 
-Part = Literal["forward", "input", "weight"]
+Part = Literal["forward", "input", "weight", "once"]
 SMALL = 1 / 64
 """A tensor below this part of the region's largest saved one is saved rather than computed again."""
 
@@ -78,6 +80,7 @@ class PricedRegion:
         light_bytes: the same without what is cheap to compute again.
         input_bytes: what other regions made and this one reads.
         send_bytes: what crosses a cut behind it.
+        once: what runs once a step, whatever the number of micro-batches; told apart only when it is asked for.
     """
 
     name: str
@@ -91,6 +94,7 @@ class PricedRegion:
     light_bytes: int
     input_bytes: int
     send_bytes: int
+    once: Work = Work()
 
     @property
     def numel(self) -> int:
@@ -98,7 +102,7 @@ class PricedRegion:
         return sum(numel for numel, _, trained in self.parameters if trained)
 
 
-def price_regions(program: Program, mesh: Mesh, options: Options) -> tuple[PricedRegion, ...]:
+def price_regions(program: Program, mesh: Mesh, options: Options, *, loops: bool = False) -> tuple[PricedRegion, ...]:
     """Return the priced regions of a program of one micro-batch, in model order.
 
     Regions of one kind (their ops decide together) get the mean of their prices, which their sum keeps.
@@ -107,6 +111,7 @@ def price_regions(program: Program, mesh: Mesh, options: Options) -> tuple[Price
         program: captured with the batch of one micro-batch of one data-parallel rank.
         mesh: inside a stage, without the data axis.
         options: constraints and optimizer; the memory budget is left to the stages, and so is what hides.
+        loops: decide for a whole step of the program's micro-batches, and tell apart what runs once in it.
 
     Raises:
         ConstraintError, MeshError: as ``make_plan``.
@@ -122,7 +127,8 @@ def price_regions(program: Program, mesh: Mesh, options: Options) -> tuple[Price
         mark_traffic(program, folding.class_of)
     free = msgspec.structs.replace(options, memory=None)
     problem = build_problem(program, prices, free, folding, constraints=constraints)
-    pricing = _Pricing(program, decide(dataclasses.replace(problem, hiding=NO_HIDING)))
+    problem = repeat_loops(problem, program) if loops else problem
+    pricing = Pricing(program, decide(dataclasses.replace(problem, hiding=NO_HIDING)), loops=loops)
     return _alike(pricing.regions(), [tuple(folding.class_of[name] for name in span.ops) for span in pricing.spans])
 
 
@@ -156,36 +162,37 @@ def _mean(members: list[PricedRegion]) -> PricedRegion:
 
     sizes = ("saved_bytes", "light_bytes", "input_bytes")
     most = {name: max(getattr(member, name) for member in members) for name in sizes}
-    parts = {part: work(part) for part in ("forward", "input", "weight", "again")}
+    parts = {part: work(part) for part in ("forward", "input", "weight", "again", "once")}
     return dataclasses.replace(members[0], **parts, **most)  # type: ignore[arg-type]
 
 
-class _Pricing:
-    """One decision taken apart."""
+class Pricing:
+    """One decision taken apart.
 
-    def __init__(self, program: Program, decided: Decided) -> None:
+    Args:
+        program: of one micro-batch.
+        decided: the decision.
+        spans: the parts; regions by default.
+        loops: the decision is one for a step (``repeat_loops``).
+    """
+
+    def __init__(
+        self, program: Program, decided: Decided, spans: tuple[Span, ...] = (), *, loops: bool = False
+    ) -> None:
         self.program, self.decided = program, decided
         self.problem = decided.problem
         self.nodes = program.nodes()
-        self.spans: tuple[Span, ...] = find_regions(program)
+        self.spans = spans or find_regions(program)
+        self.count = program.micro_batches if loops else 1
+        moves = varying(program.graph, {INDEX: None}) if self.count > 1 else {}
+        self.once = {node.name for node, each in moves.items() if not each}
         self.at = region_of(program, self.spans)
-        self.late = self._late_nodes()
+        self.late = late_nodes(program, self.at)
         self.learned = self._learned()
         self.travels: dict[tuple[str, str], tuple[Network, Travel]] = {}
         for network, travel in zip(self.problem.networks, decided.travels, strict=True):
             for name in network.members:
                 self.travels[name, network.phase] = (network, travel)
-
-    def _late_nodes(self) -> set[str]:
-        """Return the backward nodes that no other region waits for: the backward for weights."""
-        late: set[str] = set()
-        for node in reversed(list(self.program.graph.nodes)):
-            if node.meta.get("phase") != "backward" or node.op != "call_function":
-                continue
-            users = [user for user in node.users if user.op == "call_function"]
-            if all(user.name in late and self.at[user.name] == self.at[node.name] for user in users):
-                late.add(node.name)
-        return late
 
     def _learned(self) -> set[str]:
         """Return the nodes that depend on a parameter or on random numbers: others any stage can make for itself."""
@@ -198,18 +205,27 @@ class _Pricing:
         return out
 
     def part(self, name: str) -> Part:
+        if name in self.once:
+            return "once"
         if self.nodes[name].meta.get("phase") != "backward":
             return "forward"
         return "weight" if name in self.late else "input"
 
-    def regions(self) -> list[PricedRegion]:
-        works: list[dict[str, Work]] = [defaultdict(Work) for _ in self.spans]
+    def works(self) -> list[dict[Part, Work]]:
+        """Return the seconds of every span, by when they are spent: those of one micro-batch, or of a step."""
+        works: list[dict[Part, Work]] = [defaultdict(Work) for _ in self.spans]
         for node in self.program.ops():
-            works[self.at[node.name]][self.part(node.name)] += self.op_work(node)
+            work, part = self.op_work(node), self.part(node.name)
+            works[self.at[node.name]][part] += work
+            if self.decided.again[self.problem.tied[node.name]]:
+                works[self.at[node.name]]["once" if part == "once" else "input"] += work
         for (name, phase), (_, travel) in self.travels.items():
             for part, seconds in self._moves(name, phase, travel):
                 works[self.at[name]][part] += Work(moves=seconds)
-        sends = self._sends()
+        return works
+
+    def regions(self) -> list[PricedRegion]:
+        works, sends = self.works(), self.sends()
         out = []
         for index, span in enumerate(self.spans):
             saved, light, again = self._saved(index)
@@ -226,22 +242,31 @@ class _Pricing:
                     light_bytes=min(light, saved),
                     input_bytes=self._input_bytes(index),
                     send_bytes=sends[index],
+                    once=works[index]["once"],
                 )
             )
         return out
 
     def op_work(self, node: fx.Node) -> Work:
-        """Return the seconds of an op."""
+        """Return the seconds of an op in one micro-batch, or in a step where it runs once."""
         decision = self.problem.decisions[self.problem.tied[node.name]]
         seconds = float(decision.strategies.seconds[self.decided.rows[self.problem.tied[node.name]]])
+        seconds /= self.repeats(node.name)
         if str(getattr(node.target, "overloadpacket", node.target)) in ATTENTION:
             return Work(attention=seconds)
         return Work(products=seconds) if node.meta["rule"].flops else Work(streams=seconds)
+
+    def repeats(self, name: str) -> int:
+        """Return how often the decision counts what happens to a tensor."""
+        return 1 if name in self.once else self.count
 
     def _moves(self, name: str, phase: str, travel: Travel) -> list[tuple[Part, float]]:
         network = self.travels[name, phase][0]
         early = sum(network.graph.seconds_between[arc] for arc in travel.early)
         late = sum(network.graph.seconds_between[arc] for arc in travel.late)
+        if name in self.once:
+            return [("once", early + late)]
+        early, late = early / self.count, late / self.count
         first: Part = "forward" if phase == "forward" else "input"
         if self.nodes[name].op != "placeholder":
             first = self.part(name)
@@ -273,7 +298,7 @@ class _Pricing:
                 out.append((node.name, made, max(readers)))
         return out
 
-    def _sends(self) -> list[int]:
+    def sends(self) -> list[int]:
         out = [0] * len(self.spans)
         for name, made, read in self._crossing():
             for index in range(made, read):

@@ -40,6 +40,7 @@ class Conditions:
         sustained: the part of the rate of single products and attention kernels that a step sustains.
         attention, streams: factors on attention and on memory traffic.
         contention: the part of a hidden transfer's time by which it slows the compute that hides it.
+        update_bytes: that the optimizer moves for an element.
         covered: the part of the backward behind which gradients hide; 0 where software does not overlap.
     """
 
@@ -56,6 +57,7 @@ class Conditions:
     streams: float = 1.0
     contention: float = 0.2
     covered: float = 0.85
+    update_bytes: float = UPDATE_BYTES
 
 
 def region_variants(regions: Sequence[PricedRegion], conditions: Conditions) -> tuple[Region, ...]:
@@ -106,7 +108,7 @@ def _variant(region: PricedRegion, conditions: Conditions, zero: int, again: str
         saved, working = region.input_bytes, region.saved_bytes
     backward = inputs + weights
     moves = _data_moves(region, conditions)
-    step = moves["update"] / (conditions.data if zero else 1)
+    step = moves["update"] / (conditions.data if zero else 1) + region.once.times(*scale).seconds
     if conditions.micro_batches > 1:
         weights += moves["accumulate"] / (conditions.data if zero == 3 else 1)
     if zero == 0:
@@ -140,7 +142,7 @@ def _data_moves(region: PricedRegion, conditions: Conditions) -> dict[str, float
     size = float(sum(numel * itemsize for numel, itemsize in trained))
     numel = float(sum(count for count, _ in trained))
     out = {
-        "update": UPDATE_BYTES * numel / device.stream_bytes_per_s,
+        "update": conditions.update_bytes * numel / device.stream_bytes_per_s,
         "accumulate": ACCUMULATE_BYTES * numel / device.stream_bytes_per_s,
         "reduce": 0.0,
         "scatter": 0.0,

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
 
 from autopar.errors import PlanError
-from autopar.passes.pipeline_plan import (
-    cut_program,
-    pipeline_axis,
-    stage_mesh,
-    stage_pieces,
-)
+from autopar.passes.pipeline_plan import cut_program, stage_mesh, stage_pieces, whole_mesh
 from autopar.passes.program import Program
 from autopar.plans import Options, Plan
 from autopar.runtime.agree import share_bytes
+from autopar.runtime.choose_axis import choose_axis
 from autopar.runtime.execute import Executable
 from autopar.runtime.fit_staged_memory import fit_staged_memory
 from autopar.runtime.groups import MeshGroups
@@ -64,7 +61,13 @@ class Compiler:
 
     @_without_collecting()
     def make(
-        self, call: Call, options: Options, plan: Plan | None, *, every_output: bool = False
+        self,
+        call: Call,
+        options: Options,
+        plan: Plan | None,
+        *,
+        every_output: bool = False,
+        program: Program | None = None,
     ) -> Executable | StagedExecutable:
         """Return the executable for a call. Collective.
 
@@ -73,19 +76,14 @@ class Compiler:
             options: what is asked of the plan; the first rank's count.
             plan: a plan to use; None to make one.
             every_output: differentiate the outputs beside a loss too, as ``outputs="full"`` does by itself.
+            program: the traced call, where it was traced to plan for it.
 
         Raises:
             AutoparError: on every rank, when any rank fails to trace, plan, check or lower.
         """
         groups = self.groups
-        with groups.together("tracing the model"):
-            program = self._capture(call, options, every_output or options.outputs == "full", plan)
-        made: bytes | None = None
-        with groups.together("planning"):
-            if plan is None and groups.rank == 0:
-                made = fit_staged_memory(program, groups.mesh, options).to_bytes()
-        if plan is None:
-            plan = Plan.from_bytes(share_bytes(groups.control, made))
+        program = program or self._trace(call, options, plan, every_output)
+        plan = plan or self._plan(partial(fit_staged_memory, program, groups.mesh, options))
         if plan.options.disable != options.disable:
             plan = disable(plan, options.disable)
         with groups.together("cutting the batch into micro-batches"):
@@ -97,6 +95,28 @@ class Compiler:
         with groups.together("lowering"):
             executable = _lower(program, plan, self.stage, self.compiled)
         return executable
+
+    @_without_collecting()
+    def plan_first(self, call: Call, options: Options) -> tuple[Program, Plan]:
+        """Return the traced call and its plan, which may have stages along any axis of an open mesh. Collective.
+
+        Raises:
+            AutoparError: on every rank, when any rank fails to trace or plan.
+        """
+        program = self._trace(call, options, None, False)
+        return program, self._plan(partial(choose_axis, program, self.groups.mesh, options))
+
+    def _trace(self, call: Call, options: Options, plan: Plan | None, every_output: bool) -> Program:
+        with self.groups.together("tracing the model"):
+            return self._capture(call, options, every_output or options.outputs == "full", plan)
+
+    def _plan(self, make: Callable[[], Plan]) -> Plan:
+        """Return the plan that the first rank makes."""
+        groups, made = self.groups, None
+        with groups.together("planning"):
+            if groups.rank == 0:
+                made = make().to_bytes()
+        return Plan.from_bytes(share_bytes(groups.control, made))
 
     def _capture(self, call: Call, options: Options, every_output: bool, plan: Plan | None) -> Program:
         from autopar.passes.annotate import annotate
@@ -154,17 +174,17 @@ def check_mesh_of(plan: Plan, groups: MeshGroups) -> None:
     """Check that a plan is for this mesh.
 
     Raises:
-        PlanError: it is for a mesh of other sizes.
+        PlanError: it is for a mesh of other sizes, or with another pipeline axis than this mesh names.
     """
-    sizes = list(plan.mesh_record.sizes)
-    axis = pipeline_axis(groups.mesh)
-    if plan.pipeline is not None and axis is not None:
-        sizes = [] if stage_mesh(groups.mesh).names == ("rank",) and sizes == [1] else sizes
-        sizes.insert(plan.pipeline.axis, plan.pipeline.ranks)
-    if tuple(sizes) != groups.mesh.sizes or (plan.pipeline is None and axis is not None):
-        stages = "" if plan.pipeline is None else f" in {plan.pipeline.num_stages} stages"
+    mesh, record = groups.mesh, plan.pipeline
+    made, axis = whole_mesh(plan), mesh.pipeline_axis
+    if record is not None and record.ranks == 1 and axis is not None and mesh.sizes[axis] == 1:
+        mesh, axis = stage_mesh(mesh), None
+    staged = made.pipeline_axis
+    if made.sizes != mesh.sizes or (staged != axis and (axis is not None or mesh.pipeline is not None)):
+        stages = "" if staged is None or record is None else f" in {record.num_stages} stages along {record.name}"
         raise PlanError(
-            f"the plan was made for a mesh of sizes {tuple(sizes)}{stages}, but this one is {groups.mesh}; make a plan "
+            f"the plan was made for a mesh of sizes {made.sizes}{stages}, but this one is {groups.mesh}; make a plan "
             "for this mesh, or run on that one"
         )
 

@@ -6,7 +6,7 @@ import msgspec
 
 from autopar.errors import InfeasibleError
 from autopar.mesh import Mesh
-from autopar.passes.pipeline_plan import pipeline_axis, plan_program
+from autopar.passes.pipeline_plan import plan_program
 from autopar.passes.program import Program
 from autopar.plans import Options, Plan
 from autopar.runtime.pipeline_memory import predict_staged_memory
@@ -30,7 +30,7 @@ def fit_staged_memory(program: Program, mesh: Mesh, options: Options) -> Plan:
         InfeasibleError: no plan was found that fits; it names a budget that has one.
         MeshError, OptionError: as ``plan_program``.
     """
-    budget, axis = options.memory, pipeline_axis(mesh)
+    budget, axis = options.memory, mesh.pipeline_axis
     ranks = 1 if axis is None else mesh.sizes[axis]
     if budget is None or ranks == 1:
         return predict_staged_memory(program, plan_program(program, mesh, options))

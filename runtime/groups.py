@@ -132,7 +132,11 @@ def _agree_on_mesh(read: Callable[[], Mesh], world: int) -> Mesh:
         error = caught
     raise_together(control, "reading the mesh", error)
     facts = [f"axis {name} of {size}" for name, size in zip(mesh.names, mesh.sizes, strict=True)]
-    facts += [f"device {mesh.device}", f"links {', '.join(mesh.links) or 'by default'}"]
+    facts += [
+        f"pipeline axis {mesh.pipeline!r}",
+        f"device {mesh.device}",
+        f"links {', '.join(mesh.links) or 'by default'}",
+    ]
     require_equal(control, "the mesh", facts, "pass the same mesh on every rank")
     return mesh
 

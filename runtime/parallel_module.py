@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError, OptionError, PlanError
+from autopar.passes.program import Program
 from autopar.placement import Layout, from_dtensor, layout_name, parse_layout
 from autopar.plans import Options, Plan
 from autopar.runtime.agree import require_equal, require_everyone
+from autopar.runtime.choose_axis import is_open
 from autopar.runtime.compile import Compiler, share_plan
 from autopar.runtime.execute import Executable
 from autopar.runtime.groups import MeshGroups
@@ -24,7 +27,7 @@ from autopar.runtime.rendezvous import meet
 from autopar.runtime.shadow import Source
 from autopar.runtime.signature import Call, Signature, take_apart
 from autopar.runtime.situation import Situation, without_data
-from autopar.runtime.stage_groups import stage_groups
+from autopar.runtime.stage_groups import alone, stage_groups, with_stages_of
 from autopar.runtime.stage_state import add_nothing, clip_over_stages, full_state_of_stages, own_part
 from autopar.runtime.staged_executable import StagedExecutable
 from autopar.runtime.stale_optimizers import watch_originals
@@ -85,10 +88,22 @@ class ParallelModule(Mirror):
             if given is not None:
                 _check_parameters(given, model)
                 options = _merge_options(options, given)
+        program, planned = None, given
+        if call is not None and given is None and is_open(groups.mesh, options):
+            program, planned = Compiler(source, alone(groups), compile).plan_first(call, options)
+        if planned is not None:
+            groups = with_stages_of(groups, planned)
+        if program is not None and groups.rank == 0 and groups.mesh.pipeline:
+            warnings.warn(
+                f"the axis {groups.mesh.pipeline!r} is the pipeline axis, which is predicted to be best: a rank has "
+                "the parameters of its own stages alone, so clip gradients by the module's own clip_grad_norm_(); "
+                "autopar.Mesh(..., pipeline='') has no stages",
+                stacklevel=3,
+            )
         stage = stage_groups(groups)
         self._engine = _Engine(self, Compiler(source, stage, compile), options, given)
         if call is not None:
-            self._engine.first(call, model)
+            self._engine.first(call, model, planned, program)
         elif stage.num_places > 1:
             raise OptionError(
                 "a mesh with a pipeline axis needs example inputs: only a program tells which stage keeps which "
@@ -196,9 +211,9 @@ class _Engine:
         """The original without its data."""
         return self._compiler.source.module
 
-    def first(self, call: Call, model: nn.Module) -> None:
-        """Plan for the example, then put the parameters where the plan wants them."""
-        executable = self._compiler.make(call, self._options, self._given)
+    def first(self, call: Call, model: nn.Module, plan: Plan | None, program: Program | None) -> None:
+        """Plan for the example if it is not planned yet, then put the parameters where the plan wants them."""
+        executable = self._compiler.make(call, self._options, plan, program=program)
         self._remember(call, Situation.of(model), executable)
         self._layouts = _layouts(executable.plan)
         if isinstance(executable, StagedExecutable):

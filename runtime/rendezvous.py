@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from autopar.errors import InputError
 from autopar.mesh import Mesh
-from autopar.passes.pipeline_plan import pipeline_axis
 from autopar.runtime.agree import difference, digest_of, gather_objects, raise_together
 from autopar.runtime.signature import Call, checksum
 from autopar.runtime.stage_groups import StageGroups
@@ -78,7 +77,7 @@ def _raise(error: Exception | None) -> None:
 
 def _first_of_share(mesh: Mesh, rank: int) -> int:
     """Return the first rank that passes the same share as ``rank``: that at its place of the first axis."""
-    share = next((axis for axis in range(mesh.num_axes) if axis != pipeline_axis(mesh)), None)
+    share = next((axis for axis in range(mesh.num_axes) if axis != mesh.pipeline_axis), None)
     return mesh.rank([at if axis == share else 0 for axis, at in enumerate(mesh.coordinate(rank))])
 
 

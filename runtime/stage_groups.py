@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.mesh import Mesh
-from autopar.passes.pipeline_plan import PIPELINE_AXIS, pipeline_axis, stage_mesh
+from autopar.mesh import PIPELINE_AXIS, Mesh
+from autopar.passes.pipeline_plan import stage_mesh
+from autopar.plans import Plan
 from autopar.runtime.groups import MeshGroups
 
 
@@ -37,13 +38,26 @@ class StageGroups:
         return dist.get_global_rank(self.line, place)
 
 
+def with_stages_of(groups: MeshGroups, plan: Plan) -> MeshGroups:
+    """Return the groups of the mesh with the pipeline axis of a plan, where the mesh names none."""
+    record = plan.pipeline
+    if record is None or record.ranks == 1 or groups.mesh.pipeline_axis is not None:
+        return groups
+    return replace(groups, mesh=replace(groups.mesh, pipeline=groups.mesh.names[record.axis]))
+
+
+def alone(groups: MeshGroups) -> StageGroups:
+    """Return the groups of a mesh without stages."""
+    return StageGroups(groups, groups, 0, 1, None)
+
+
 def stage_groups(groups: MeshGroups) -> StageGroups:
-    """Return the groups of a mesh whose axis ``pp``, if any, is the pipeline axis. Collective."""
-    axis = pipeline_axis(groups.mesh)
+    """Return the groups of a mesh with or without a pipeline axis. Collective."""
+    axis = groups.mesh.pipeline_axis
     if axis is None:
-        return StageGroups(groups, groups, 0, 1, None)
+        return alone(groups)
     inner = stage_mesh(groups.mesh)
-    device_mesh = _device_mesh(groups, inner)
+    device_mesh = _device_mesh(groups, inner, axis)
     coordinate = tuple(at for i, at in enumerate(groups.coordinate) if i != axis) or (0,)
     stage = MeshGroups(
         mesh=inner,
@@ -57,9 +71,11 @@ def stage_groups(groups: MeshGroups) -> StageGroups:
     return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line)
 
 
-def _device_mesh(groups: MeshGroups, inner: Mesh) -> DeviceMesh:
+def _device_mesh(groups: MeshGroups, inner: Mesh, axis: int) -> DeviceMesh:
     whole = groups.device_mesh
-    names = tuple(name for name in groups.mesh.names if name != PIPELINE_AXIS)
+    names = tuple(name for i, name in enumerate(groups.mesh.names) if i != axis)
+    if names and not whole.mesh_dim_names:
+        whole = DeviceMesh(whole.device_type, whole.mesh, mesh_dim_names=groups.mesh.names)
     if names:
         return whole[names if len(names) > 1 else names[0]]
     ranks = torch.tensor(groups.ranks).reshape(-1, 1)

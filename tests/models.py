@@ -268,6 +268,33 @@ def tied(
     return model, (tokens["input_ids"], tokens["labels"]), {}
 
 
+class Stack(nn.Module):
+    """Equal layers one after the other, and a mean square loss."""
+
+    def __init__(self, layers: int, width: int, hidden: int, norm: Callable[[int], nn.Module], dropout: float) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), norm(width))
+                for _ in range(layers)
+            )
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.drop(self.layers(x)), y)
+
+
+def stack(
+    dropout: float = 0.0, layers: int = 8, width: int = 256, batch: int = 256,
+    norm: Callable[[int], nn.Module] = nn.Identity,
+) -> Built:  # fmt: skip
+    """Return equal layers, large enough for stages to be worth while; inputs and targets ``[batch, width]``."""
+    torch.manual_seed(0)
+    model = Stack(layers, width, 4 * width, norm, dropout)
+    return model, (torch.randn(batch, width), torch.randn(batch, width)), {}
+
+
 MODELS: dict[str, Callable[..., Built]] = {
     "mlp": mlp,
     "resnet": resnet,

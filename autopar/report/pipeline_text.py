@@ -34,7 +34,13 @@ def _pipeline(record: PipelineRecord) -> list[str]:
 
 def _search(record: SearchRecord) -> list[str]:
     lines = []
-    if record.chosen:
+    if record.considered and not record.bound_seconds:
+        axes = "axis was" if record.considered == 1 else "axes were"
+        lines = [
+            f"  search  {record.considered} {axes} considered for stages: {record.pruned} pruned by a bound, "
+            f"{record.solved} solved"
+        ]
+    elif record.chosen:
         gap = 1.0 - record.bound_seconds / record.step_seconds if record.step_seconds else 0.0
         lines = [
             f"  search  {record.considered:,} configurations: {record.pruned:,} pruned by bounds, {record.solved:,} "
@@ -42,6 +48,7 @@ def _search(record: SearchRecord) -> list[str]:
             f"          bubble {format_share(record.bubble_share, 1.0)} of the step, fullest rank "
             f"{format_bytes(record.peak_bytes)}",
         ]
+    if record.chosen:
         lines += _filled(f"chosen {record.chosen}")
         for text, seconds in record.others:
             lines += _filled(f"before {text}: {format_seconds(seconds)}")

@@ -39,7 +39,8 @@ def totals_text(plan: PlanRecord) -> str:
     axes = " x ".join(f"{name}={size}" for name, size in zip(record.names, record.sizes))
     whole = sum(all(choice == "replicate" for choice in choices) for choices in plan.choices.values())
     found = f", found in {format_seconds(solver.seconds)}" if solver.seconds else ""
-    simulated = plan.pipeline is not None and plan.search is not None
+    pipeline, search = plan.pipeline, plan.search
+    simulated = pipeline is not None and (pipeline.ranks > 1 or bool(search and search.chosen))
     if simulated:
         parts = f"fullest rank busy {format_seconds(cost.compute_seconds)}, waiting "
         parts += f"{format_seconds(cost.communication_seconds)} "

@@ -151,3 +151,48 @@ def local_shares() -> dict[str, Any]:
     ours = _train(parallel, (model, mine, {}))
     expected = _train(build("mlp", 0.1)[0], (model, (x, y), {})) if dist.get_rank() == 0 else []
     return {"ours": ours, "expected": expected}
+
+
+def chosen_axis(folder: str) -> dict[str, Any]:
+    """Train on an axis that became the pipeline axis, and again by the saved plan on a torch mesh without links."""
+    import warnings
+
+    from torch.distributed.device_mesh import init_device_mesh
+
+    built = build("stack", 0.1)
+    model, args, _ = built
+    mesh = autopar.Mesh((2, 2), ("node", "gpu"), "cpu", ("ethernet_10/8", "nvlink4"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parallel = autopar.parallelize(model, mesh, args)
+    record = parallel.plan.pipeline
+    path = f"{folder}/plan.json"
+    if dist.get_rank() == 0:
+        parallel.plan.save(path)
+    ours = _train(parallel, built)
+    smaller = tuple(value[:64] for value in args)
+    state = parallel.full_state_dict()
+    again = _loss_of(parallel, smaller)
+    names = [name for name, _ in parallel.named_parameters()]
+    torch_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "gpu"))
+    given = autopar.parallelize(build("stack", 0.1)[0], torch_mesh, args, plan=path)
+    unnamed = autopar.parallelize(build("stack", 0.1)[0], init_device_mesh("cpu", (2, 2)), args, plan=path)
+    out: dict[str, Any] = {"record": (record and record.name, record and record.ranks), "kept": names, "ours": ours}
+    out["given"], out["unnamed"] = _train(given, built), _train(unnamed, built)
+    out["second"] = (again, parallel.plan.pipeline and parallel.plan.pipeline.name)
+    out["warned"] = [str(one.message) for one in caught if "pipeline axis" in str(one.message)]
+    if dist.get_rank() == 0:
+        reference = build("stack", 0.1)[0]
+        out["expected"] = _train(reference, built)
+        out["all"] = [name for name, _ in reference.named_parameters()]
+        out["error"] = worst(state, dict(reference.state_dict()))
+        out["second_expected"] = _loss_of(reference, smaller)
+    return out
+
+
+def _loss_of(module: nn.Module, args: tuple[torch.Tensor, ...]) -> float:
+    with torch.no_grad():
+        module.eval()
+        loss = float(full(module(*args)))
+        module.train()
+    return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,18 @@ def test_shares_of_the_batch(pool: Pools) -> None:
     for result in results:
         for ours, expected in zip(result["ours"], results[0]["expected"], strict=True):
             assert ours == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_an_axis_becomes_stages(pool: Pools, tmp_path: Path) -> None:
+    """A slow axis that nobody named carries stages: what one process trains, also by the saved plan on torch's mesh."""
+    results = pool(4).run(pipelines.chosen_axis, str(tmp_path))
+    first = results[0]
+    for result in results:
+        assert result["record"] == ("node", 2) and result["second"][1] == "node"
+        for run in ("ours", "given", "unnamed"):
+            for ours, expected in zip(result[run], first["expected"], strict=True):
+                assert ours == pytest.approx(expected, rel=TOLERANCE)
+        assert result["second"][0] == pytest.approx(first["second_expected"], rel=TOLERANCE)
+        assert 0 < len(result["kept"]) < len(first["all"])
+    assert first["error"][0] < TOLERANCE
+    assert len(first["warned"]) == 1 and "clip_grad_norm_" in first["warned"][0]
