@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError, LoweringError
 from autopar.passes.improve.setting import Setting
 from autopar.passes.improve.write_in_place import written_arguments
+from autopar.passes.leave_out_tangents import leave_out_tangents
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program, outputs_behind_gradients
 from autopar.passes.torch_private import clear_saved_tensors, graph_is_kept
@@ -106,6 +107,7 @@ class Executable:
         self.widen: Widen | None = None
         self._patterns: dict[tuple[int, Layout], DTensor] = {}
         self._accumulation = Accumulation()
+        self._narrow: dict[tuple[str, ...], tuple[fx.GraphModule, tuple[bool, ...]]] = {}
         self._parameter_slots = [i for i, slot in enumerate(self.slots) if slot.role.kind == "parameter"]
         for result in self._returns:
             if result.role.kind == "buffer" and result.layout != local.input_layouts[result.role.of]:
@@ -292,7 +294,10 @@ class Executable:
         reached = {r.role.index for r, gradient in zip(self._returns_of_module, gradients) if gradient is not None}
         held: tuple[int, ...] = ()
         lone = self._lone
-        if self._accumulation.more_follow():
+        missing = tuple(role.node for role in self._tangents if role.index not in reached)
+        if missing:
+            backward, lone = self._without(missing)
+        elif self._accumulation.more_follow():
             # A hook looks at the gradient of each backward, which is not known while it waits.
             if self._waiting is not None and not any(is_watched(parameters[slot]) for slot in self._waiting.slots):
                 backward, results, lone = self._waiting.without, self._sums, self._waiting.lone
@@ -325,6 +330,17 @@ class Executable:
                 value = contiguous_copy(value)
             out.append(self._outgoing(position, slot, results[position], value))
         return out
+
+    def _without(self, missing: tuple[str, ...]) -> tuple[fx.GraphModule, tuple[bool, ...]]:
+        """Return the backward without what only ``missing`` tangents lead to, and which of its results lie alone."""
+        known = self._narrow.get(missing)
+        if known is None:
+            assert self.local.backward is not None
+            there = [role.node for role in self._tangents if role.node not in missing]
+            half = leave_out_tangents(self.local.backward, there, missing)
+            known = self._ready(half), lone_results(half, Setting(self.plan.mesh, (), ()))
+            self._narrow[missing] = known
+        return known
 
     @cached_property
     def _written(self) -> tuple[int, ...]:

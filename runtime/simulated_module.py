@@ -16,6 +16,7 @@ from autopar.errors import InputError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
+from autopar.passes.leave_out_tangents import leave_out_tangents
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.lower import lower_ranks
 from autopar.passes.program import Program, outputs_behind_gradients
@@ -138,7 +139,7 @@ def _forward(
 
 
 def _backward(
-    simulation: _Simulation, saved: Sequence[Sequence[Tensor]], tangents: Sequence[Tensor]
+    simulation: _Simulation, saved: Sequence[Sequence[Tensor]], tangents: Sequence[Tensor], missing: Sequence[str]
 ) -> dict[str, Tensor]:
     first, mesh = simulation.ranks[0], simulation.plan.mesh
     layouts = [first.input_layouts[role.node] for role in first.inputs if role.kind == "tangent"]
@@ -147,6 +148,9 @@ def _backward(
         for rank, kept in zip(simulation.ranks, saved)
     ]
     halves = [rank.backward for rank in simulation.ranks if rank.backward is not None]
+    if missing:
+        names = [role.node for role in first.inputs if role.kind == "tangent" and role.node not in missing]
+        halves = [leave_out_tangents(half, names, missing) for half in halves]
     results = run_lockstep(halves, arguments, mesh)
     returned = [(r, a) for r, a in zip(first.outputs, first.output_layouts) if r.kind == "gradient" and r.node]
     gradients = {}
@@ -213,7 +217,8 @@ class _Step(torch.autograd.Function):
                 val = nodes[role.node].meta["val"]
                 gradient = reached.get(role.index)
                 tangents.append(torch.zeros(val.shape, dtype=val.dtype) if gradient is None else gradient.to(val.dtype))
-        found = _backward(simulation, saved, tangents)
+        missing = [role.node for role in program.inputs if role.kind == "tangent" and role.index not in reached]
+        found = _backward(simulation, saved, tangents, missing)
         behind = outputs_behind_gradients(program)
         feeds = [role.node for role in program.inputs if role.kind != "tangent"]
         none = {node for node in feeds if behind.get(node) and not behind[node] & reached.keys()}
