@@ -295,9 +295,10 @@ class Executable:
         held: tuple[int, ...] = ()
         lone = self._lone
         missing = tuple(role.node for role in self._tangents if role.index not in reached)
+        more_follow = self._accumulation.more_follow()
         if missing:
             backward, lone = self._without(missing)
-        elif self._accumulation.more_follow():
+        elif more_follow:
             # A hook looks at the gradient of each backward, which is not known while it waits.
             if self._waiting is not None and not any(is_watched(parameters[slot]) for slot in self._waiting.slots):
                 backward, results, lone = self._waiting.without, self._sums, self._waiting.lone

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes import carried_hooks, semantics
+from tests.processes import carried_hooks, missing_outputs, semantics
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -132,3 +132,8 @@ def test_optimizers(pool: Pools) -> None:
 def test_hooks_on_parameters(pool: Pools) -> None:
     """Hooks from before ``parallelize`` see whole gradients, later ones gradients as they lie, none sums that wait."""
     assert_small(pool(2).run(carried_hooks.hooks_on_parameters, (2,))[0])
+
+
+def test_backwards_that_reach_some_outputs(pool: Pools) -> None:
+    """Beside others that reach all of them, whose gradients wait for each other."""
+    assert_small(pool(2).run(missing_outputs.some_outputs, (2,))[0])
