@@ -76,11 +76,17 @@ def bernoulli_(flat: FlatViews, input: Tensor, p: Any = 0.5, *, generator: Any =
     return input.copy_(drawn_mask(input, float(p))) if plain else NotImplemented
 
 
+def bernoulli(flat: FlatViews, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Trace ``torch.bernoulli`` of what has a gradient: torch has none for it, and refuses only who asks for one."""
+    return torch.bernoulli(input.detach(), *args, **kwargs) if input.requires_grad else NotImplemented
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     F.dropout: dropout,
     torch.dropout: dropout,
     torch.dropout_: _inplace_dropout,
     torch.feature_dropout: feature_dropout,
+    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), bernoulli),
     Tensor.bernoulli_: bernoulli_,
 }
 """Torch function -> its rewrite."""

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.verified import verified_function
+from autopar.passes.capture import capture
+from tests.verified import Around, verified_function
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,11 @@ def test_noise_like_another_leaves_that_one_split() -> None:
     noise = next(node for node in program.ops() if node.target is torch.ops.aten.randn_like.default)
     splits = [choice for choice in noise.meta["rule"].choices() if choice.factor is not None]
     assert [choice.operands for choice in splits] == [choice.results for choice in splits] == [(0,), (1,)]
+
+
+def test_draws_from_what_has_a_gradient() -> None:
+    """They may be returned, though torch can't differentiate them: eager refuses only who asks for it."""
+    model = Around(lambda x: (x * 2, torch.bernoulli(x.sigmoid()), x.sigmoid().bernoulli(0.3)))
+    program = capture(model, (torch.randn(4, 6, dtype=torch.float64),))
+    seen = [role.differentiable for role in program.outputs if role.kind == "output"]
+    assert seen == [True, False, False]
