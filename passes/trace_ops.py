@@ -1,10 +1,10 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_indexing``, ``trace_linalg``, ``trace_loss``,
-``trace_pooling`` and ``trace_random`` hold the rewrites, one function a family. A rewrite returns ``NotImplemented``
-where it does not apply; the function then runs as it is. Functions of ``torch.nn.functional`` that are written in
-Python are entered, so that what they call is seen too; one that hands itself over again inside (``meshgrid`` does) then
-runs as it is.
+``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_ctc``, ``trace_indexing``, ``trace_linalg``,
+``trace_loss``, ``trace_pooling`` and ``trace_random`` hold the rewrites, one function a family. A rewrite returns
+``NotImplemented`` where it does not apply; the function then runs as it is. Functions of ``torch.nn.functional`` that
+are written in Python are entered, so that what they call is seen too; one that hands itself over again inside
+(``meshgrid`` does) then runs as it is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from . import (
     torch_private,
     trace_attention,
     trace_bags,
+    trace_ctc,
     trace_indexing,
     trace_linalg,
     trace_loss,
@@ -46,6 +47,7 @@ REWRITES: dict[Any, Rewrite] = {
     **trace_matmul.REWRITES,
     **trace_attention.REWRITES,
     **trace_bags.REWRITES,
+    **trace_ctc.REWRITES,
     **trace_indexing.REWRITES,
     **trace_linalg.REWRITES,
     **trace_loss.REWRITES,

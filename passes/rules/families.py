@@ -16,6 +16,7 @@ FAMILIES: tuple[str, ...] = (
     "norms",
     "convolution",
     "attention",
+    "ctc",
     "micro_batches",
 )
 """Module names below ``autopar.passes.rules``, one an op family."""

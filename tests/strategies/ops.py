@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.strategies import (
     ops_contract,
+    ops_ctc,
     ops_elementwise,
     ops_factories,
     ops_images,
@@ -18,6 +19,7 @@ __all__ = ["GENERATORS", "Draw"]
 
 ops_contract.enter_contractions()
 ops_contract.enter_attention()
+ops_ctc.enter_ctc()
 ops_elementwise.enter_elementwise()
 ops_factories.enter_factories()
 ops_images.enter_images()
