@@ -137,10 +137,12 @@ class _Axis:
         fixed = search.options.schedule or record.schedule == "gpipe"
         batch, usual = batch_size(search.program, 1), record.micro_batches
         inside = mesh.num_ranks // record.ranks
-        around = {usual, 2 * usual, usual // 2 if usual % 2 == 0 else 1, batch // inside if batch % inside == 0 else 1}
-        counts = {usual} if search.options.micro_batches else {n for n in around if n > 1 and batch % n == 0}
+        around = {usual, 2 * usual, usual // 2, batch // inside}
+        least_count = min(record.ranks, usual)  # fewer than stages would leave most ranks waiting
+        counts = {n for n in around if n >= least_count and batch % n == 0}
+        counts = {usual} if search.options.micro_batches else counts
         names = (record.schedule,) if fixed else SCHEDULES
-        return cls(search, mesh, record, tuple(sorted(counts | {usual})), names, least)
+        return cls(search, mesh, record, tuple(sorted(counts)), names, least)
 
     def bound_s(self) -> float:
         """Return a lower bound on what the axis can come to."""

@@ -80,23 +80,27 @@ def test_never_slower(links: tuple[str, ...]) -> None:
         assert found.step_seconds <= named.step_seconds / (1 - MARGIN)
 
 
+def test_batch_norm_is_not_cut() -> None:
+    """Its statistics are those of the whole batch, so there are no stages, however slow the axis."""
+    model, args, _ = models.stack(norm=nn.BatchNorm1d)
+    assert "can't be exact" in note_of(autopar.plan(model, mesh_of(SLOW), args))
+
+
 class Beside(nn.Module):
     """A stack that returns what it predicts beside its loss."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = models.stack()[0]
+        self.stack = models.stack(layers=2, width=32)[0]
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": self.stack(x, y), "predicted": self.stack.layers(x)}
 
 
 def test_what_cannot_be_cut_says_why() -> None:
-    """Batch norm, no backward, shares of the batch, outputs that stages would not return: no stages, and the reason."""
+    """No backward, shares of the batch, outputs that stages would not return: no stages, and the reason."""
     mesh = mesh_of(SLOW)
-    model, args, _ = models.stack(norm=nn.BatchNorm1d)
-    assert "can't be exact" in note_of(autopar.plan(model, mesh, args))
-    model, args, _ = models.stack()
+    model, args, _ = models.stack(layers=2, width=32, batch=32)
     with torch.no_grad():
         assert note_of(autopar.plan(model, mesh, args)) == "no stages: it has no backward"
     assert "inputs='local'" in note_of(autopar.plan(model, mesh, args, inputs="local"))
@@ -109,12 +113,16 @@ def test_what_cannot_be_cut_says_why() -> None:
 
 def test_what_is_asked_is_kept() -> None:
     """Schedule, cuts and micro-batches hold for whatever axis is taken; a schedule asks for stages."""
-    found = plan(mesh_of(FAST, FAST), schedule="gpipe", micro_batches=8)
+    found = plan(mesh_of(FAST, FAST), layers=4, schedule="gpipe", micro_batches=8)
     assert found.pipeline is not None and found.pipeline.ranks == 2
     assert (found.pipeline.schedule, found.pipeline.micro_batches) == ("gpipe", 8)
     assert found.options.schedule == "gpipe" and found.options.cuts == ()
-    cut = plan(mesh_of(FAST), cuts=("layers.2",))
+    cut = plan(mesh_of(FAST), layers=4, cuts=("layers.2",))
     assert cut.pipeline is not None and cut.pipeline.cuts == ("layers.2",)
+
+
+def test_micro_batches_are_kept() -> None:
+    """Their number is that of the stages, where an axis becomes stages."""
     few = plan(mesh_of(SLOW, FAST), micro_batches=4)
     assert few.pipeline is not None and few.pipeline.micro_batches == 4
 
@@ -130,7 +138,7 @@ def test_constraints_keep_their_axis() -> None:
 
 def test_stages_that_no_axis_can_have() -> None:
     """They are refused with the reason; on a mesh without an axis of several ranks, as ever."""
-    model, args, _ = models.stack(norm=nn.BatchNorm1d)
+    model, args, _ = models.stack(layers=4, norm=nn.BatchNorm1d)
     with pytest.raises(MeshError, match=r"none can be the pipeline axis: node: .* can't be exact"):
         autopar.plan(model, mesh_of(FAST), args, schedule="1f1b")
     with pytest.raises(MeshError, match=r"no axis of .* is called 'pp'; name the pipeline axis so"):
