@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,19 @@ def bincount(flat: FlatViews, input: Tensor, weights: Tensor | None = None, minl
     return counts.index_add(0, input.long(), weights.detach())
 
 
+def combinations(flat: FlatViews, input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+    """Trace ``torch.combinations`` as a read at places that depend on the length alone."""
+    if input.dim() != 1 or r < 1:
+        return NotImplemented
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = torch.tensor(list(choose(range(input.shape[0]), r)), dtype=torch.int64, device=input.device)
+    return input[places.reshape(-1, r)]
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     Tensor.__setitem__: setitem,
     torch.embedding: embedding,
+    torch.combinations: combinations,
     **dict.fromkeys((torch.bincount, Tensor.bincount), bincount),
 }
 """Torch function -> its rewrite."""

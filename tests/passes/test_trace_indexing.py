@@ -42,8 +42,13 @@ def counts(x: Tensor) -> Tensor:
     return x * torch.bincount(which, minlength=7)[:6] + weighted[1:]
 
 
+def pairs(x: Tensor) -> Tensor:
+    twice = torch.combinations(x[:, 0], with_replacement=True)
+    return torch.combinations(x[0]).prod(1).sum() + twice.pow(3).sum() + torch.combinations(x[1], r=3).prod(1).sum()
+
+
 @pytest.mark.parametrize(
-    "function", [row_for_a_mask, number_for_a_mask, values_for_a_constant_mask, counts], ids=lambda f: f.__name__
+    "function", [row_for_a_mask, number_for_a_mask, values_for_a_constant_mask, counts, pairs], ids=lambda f: f.__name__
 )
 def test_masks_and_counts(function: Callable[[Tensor], Tensor]) -> None:
     """Writes at masks of data, by rows and by numbers, and counts of a given length."""
