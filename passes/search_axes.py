@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -26,10 +26,6 @@ MARGIN = 0.05
 
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "interleaved_1f1b", "zbv")
 """What is tried where no schedule is asked for."""
-
-
-MOST_CUT = 2
-"""Numbers of micro-batches that the program is cut into at most, an axis: cutting takes longest."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +146,7 @@ class _Axis:
         return min(self.least.seconds(self.record.ranks, chunks, count) for count in self.counts)
 
     def best(self) -> Trial | None:
-        """Return the best trial, if it is faster than the limit; the program is cut only where it may be.
-
-        Numbers of micro-batches that leave every rank inside a stage a row come first: others can't split the batch,
-        which prices of the whole batch don't see.
-        """
+        """Return the best trial, if it is faster than the limit; the program is cut only where it may be."""
         options, record = self.search.options, self.record
         if options.cuts:
             return Trial(self.mesh, record.micro_batches, record.schedule, options.cuts, 0.0)
@@ -164,18 +156,27 @@ class _Axis:
             regions = _even(shares[record.micro_batches], record.ranks)
             found = self._fastest(regions, record.micro_batches, self.search.limit_s)
             return Trial(self.mesh, record.micro_batches, record.schedule, (), found[0]) if found else None
-        ranks, batch = self.mesh.num_ranks // record.ranks, batch_size(self.search.program, 1)
         best, limit_s = None, self.search.limit_s
-        hopes = []
-        for count in self.counts:
-            hope = self._fastest(shares[count], count, limit_s)
-            if hope is not None:
-                hopes.append((bool(batch // count % ranks), hope[0], count))
-        for _, hope_s, count in sorted(hopes)[:MOST_CUT]:
+        for hope_s, count in self._hopes(shares):
             trial = self._cut(count, limit_s) if hope_s < limit_s else None
             if trial is not None:
                 best, limit_s = trial, trial.step_s
         return best
+
+    def _hopes(self, shares: Mapping[int, Sequence[PricedRegion]]) -> list[tuple[float, int]]:
+        """Return the numbers of micro-batches worth a cut, with what they may come to at best: two at most.
+
+        The best of those that leave every rank inside a stage a row, and then the usual one or the best of the others:
+        those can't split the batch evenly, which prices of the whole batch don't see.
+        """
+        batch, ranks = batch_size(self.search.program, 1), self.mesh.num_ranks // self.record.ranks
+        found: dict[bool, list[tuple[bool, float, int]]] = {True: [], False: []}
+        for count in self.counts:
+            hope = self._fastest(shares[count], count, self.search.limit_s)
+            if hope is not None:
+                even = batch // count % ranks == 0
+                found[even].append((not even and count != self.record.micro_batches, hope[0], count))
+        return [min(found[even])[1:] for even in (True, False) if found[even]]
 
     def _cut(self, count: int, limit_s: float) -> Trial | None:
         """Return the best trial with so many micro-batches, with cuts as good as those of an axis called ``pp``."""
