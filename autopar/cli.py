@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,6 +45,22 @@ Constraints = Annotated[
 ]
 Inputs = Annotated[str, typer.Option(help="global: each rank passes the whole batch; local: its share of it")]
 Outputs = Annotated[str, typer.Option(help="full tensors, or where they lie beside a loss: auto, full, lie")]
+Pipeline = Annotated[
+    str | None, typer.Option(help="the axis along which stages lie; '' for none; by default pp, or what is best")
+]
+MicroBatches = Annotated[int | None, typer.Option(help="cut the batch into so many parts, one after the other")]
+Schedule = Annotated[
+    str | None, typer.Option(help="order of the stages' work: gpipe, 1f1b, interleaved_1f1b, zero_bubble or zbv")
+]
+Cuts = Annotated[
+    list[str] | None, typer.Option("--cut", metavar="MODULE", help="where a stage starts; may be given again")
+]
+BatchNorm = Annotated[str, typer.Option(help="over micro-batches: exact (refused) or per_micro_batch")]
+Disable = Annotated[
+    list[str] | None, typer.Option("--disable", metavar="PASS", help="leave a graph pass out; may be given again")
+]
+AtOnce = Annotated[bool, typer.Option("--at-once", help="--memory bounds all that is alive, temporaries too")]
+Overlap = Annotated[bool, typer.Option("--overlap", help="price communication that can hide behind compute as hidden")]
 OnMeta = Annotated[bool, typer.Option("--meta", help="build the model on the meta device: any size, no memory")]
 
 
@@ -56,20 +72,44 @@ def plan_command(
     axes: Axes = None,
     device: Device = "cpu",
     links: Links = None,
+    pipeline: Pipeline = None,
     memory: Memory = None,
+    at_once: AtOnce = False,
     optimizer: Optimizer = "adamw",
     constraint: Constraints = None,
     inputs: Inputs = "global",
     outputs: Outputs = "auto",
+    micro_batches: MicroBatches = None,
+    schedule: Schedule = None,
+    cut: Cuts = None,
+    batch_norm: BatchNorm = "exact",
+    disable: Disable = None,
+    overlap: Overlap = False,
     meta: OnMeta = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="write the plan as JSON")] = None,
 ) -> None:
     """Find the best plan for MODEL on a mesh, or the best mesh of a cluster too, and show it."""
     if mesh is not None and cluster is not None:
         raise typer.BadParameter("give either --mesh SIZES or --cluster TEXT")
-    grid = cluster if cluster is not None else _parse_mesh(mesh, axes, device, links)
-    case = _load(model, "meta" if meta else None)
-    found = _make_plan(case, grid, memory, optimizer, constraint or [], inputs, outputs)
+    if cluster is not None and pipeline is not None:
+        raise typer.BadParameter("--pipeline names an axis of --mesh; over a --cluster stages are searched")
+    grid = cluster if cluster is not None else _parse_mesh(mesh, axes, device, links, pipeline)
+    found = _make_plan(
+        _load(model, "meta" if meta else None),
+        grid,
+        constraint,
+        memory=memory,
+        at_once=at_once,
+        optimizer=optimizer,
+        inputs=inputs,
+        outputs=outputs,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        cuts=cut,
+        batch_norm=batch_norm,
+        disable=disable or (),
+        overlap=overlap,
+    )
     typer.echo(str(found))
     if save is not None:
         found.save(save)
@@ -106,9 +146,15 @@ def verify_command(
     mesh: MeshSizes = None,
     axes: Axes = None,
     device: Device = "cpu",
+    links: Links = None,
+    pipeline: Pipeline = None,
     memory: Memory = None,
     optimizer: Optimizer = "adamw",
     constraint: Constraints = None,
+    micro_batches: MicroBatches = None,
+    schedule: Schedule = None,
+    cut: Cuts = None,
+    batch_norm: BatchNorm = "exact",
 ) -> None:
     """Run every rank of a plan in this process, and compare with MODEL on one device: outputs, gradients, a step."""
     if (plan is None) == (mesh is None):
@@ -117,8 +163,18 @@ def verify_command(
     if plan is not None:
         chosen = _read(plan)
     else:
-        grid = _parse_mesh(mesh, axes, device, None)
-        chosen = _make_plan(case, grid, memory, optimizer, constraint or [], "global", "auto")
+        grid = _parse_mesh(mesh, axes, device, links, pipeline)
+        chosen = _make_plan(
+            case,
+            grid,
+            constraint,
+            memory=memory,
+            optimizer=optimizer,
+            micro_batches=micro_batches,
+            schedule=schedule,
+            cuts=cut,
+            batch_norm=batch_norm,
+        )
     from autopar.api import verify
 
     verify(case.model, chosen, case.args, case.kwargs)
@@ -145,7 +201,7 @@ def calibrate_command(
     typer.echo(profile)
 
 
-def _parse_mesh(sizes: str | None, axes: str | None, device: str, links: str | None) -> Mesh:
+def _parse_mesh(sizes: str | None, axes: str | None, device: str, links: str | None, pipeline: str | None) -> Mesh:
     from autopar.mesh import Mesh
 
     if sizes is None:
@@ -153,7 +209,7 @@ def _parse_mesh(sizes: str | None, axes: str | None, device: str, links: str | N
     parts = sizes.replace("x", ",").split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise MeshError(f"{sizes!r} is no mesh; write the ranks along each axis, such as 2,4")
-    return Mesh(tuple(int(part) for part in parts), _names(axes), device, _names(links))
+    return Mesh(tuple(int(part) for part in parts), _names(axes), device, _names(links), pipeline)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -184,28 +240,11 @@ def _read(path: Path) -> Plan:
     return Plan.load(path)
 
 
-def _make_plan(
-    case: ModelCase,
-    mesh: Mesh | str,
-    memory: str | None,
-    optimizer: str,
-    constraints: list[str],
-    inputs: str,
-    outputs: str,
-) -> Plan:
+def _make_plan(case: ModelCase, mesh: Mesh | str, constraints: list[str] | None, **options: Any) -> Plan:
     from autopar.api import plan
 
-    found: Plan = plan(
-        case.model,
-        mesh,
-        case.args,
-        case.kwargs,
-        optimizer=optimizer,
-        memory=memory,
-        constraints=_parse_constraints(constraints) or None,
-        inputs=inputs,
-        outputs=outputs,
-    )
+    bound = _parse_constraints(constraints or []) or None
+    found: Plan = plan(case.model, mesh, case.args, case.kwargs, constraints=bound, **options)
     return found
 
 

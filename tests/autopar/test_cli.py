@@ -79,6 +79,25 @@ def test_a_cluster_is_searched(call) -> None:  # type: ignore[no-untyped-def]
     assert code == 2 and "give either --mesh SIZES or --cluster TEXT" in err
 
 
+def test_what_plan_takes_has_an_option(call) -> None:  # type: ignore[no-untyped-def]
+    """Stages along a named axis, their schedule and micro-batches, and how a plan is priced are asked for by name."""
+    stages = ("--axes", "steps,data", "--pipeline", "steps", "--micro-batches", "2", "--schedule", "gpipe")
+    code, _, err = call(
+        *("plan", "case.py:build", "--mesh", "2,2", *stages, "--cut", "down", "--save", "plan.json"),
+        *("--memory", "1MB", "--at-once", "--overlap", "--disable", "wait_late", "--batch-norm", "per_micro_batch"),
+    )
+    assert (code, err) == (0, "")
+    plan = Plan.load("plan.json")
+    assert plan.pipeline is not None
+    assert (plan.pipeline.micro_batches, plan.pipeline.schedule, plan.pipeline.ranks) == (2, "gpipe", 2)
+    options = plan.options
+    assert (options.cuts, options.disable, options.at_once, options.overlap) == (("down",), ("wait_late",), True, True)
+    found = call("verify", "case.py:build", "--mesh", "2,2", *stages)
+    assert (found[0], found[2]) == (0, "")
+    code, _, err = call("plan", "case.py:build", "--cluster", "1x2 h100", "--pipeline", "pp")
+    assert code == 2 and "--pipeline names an axis" in err
+
+
 def _confirmed(mesh: str, name: str = "case.py:build") -> str:
     return f"{name} on Mesh({mesh}): equal to one device\n"
 
