@@ -6,13 +6,15 @@ or not a number (a root or a norm of zero), and a hook may add something.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from .collective_calls import is_coalesced
 from .program import is_getitem, tensors_of, touches_generator
+from .stage_pieces import Segment, StagedProgram
 
 
 def leave_out_tangents(backward: fx.GraphModule, reached: Collection[str], missing: Collection[str]) -> fx.GraphModule:
@@ -27,16 +29,7 @@ def leave_out_tangents(backward: fx.GraphModule, reached: Collection[str], missi
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(backward.graph, {}))
-    names = {**dict.fromkeys(reached, True), **dict.fromkeys(missing, False)}
-    has_gradient: dict[fx.Node, bool] = {}  # of the nodes behind a tangent
-    for node in graph.nodes:
-        found = {has_gradient[operand] for operand in _sources(node) if operand in has_gradient}
-        if is_coalesced(node) and any(operand not in has_gradient for operand in node.all_input_nodes):
-            found = {True}  # it moves what is no gradient too
-        if node.name in names and node.op == "placeholder":
-            found = {names[node.name]}
-        if found:
-            has_gradient[node] = True in found or node.op == "output"
+    has_gradient = _behind_tangents(graph.nodes, {**dict.fromkeys(reached, True), **dict.fromkeys(missing, False)})
     for node in [node for node, there in has_gradient.items() if not there]:
         _put_zeros(graph, node, [user for user in node.users if has_gradient[user]])
     for node in reversed(list(graph.nodes)):
@@ -44,6 +37,53 @@ def leave_out_tangents(backward: fx.GraphModule, reached: Collection[str], missi
             graph.erase_node(node)
     graph.lint()
     return fx.GraphModule(backward, graph)
+
+
+def leave_out_in_stages(
+    staged: StagedProgram, joint: fx.Graph, reached: Collection[str], missing: Collection[str]
+) -> StagedProgram:
+    """Return a program in stages without what only the tangents ``missing`` lead to.
+
+    Every segment takes and gives as many values, and so does every message: zeros are what travels, and adds to totals,
+    in the place of a gradient that is not there.
+
+    Args:
+        staged: cut from ``joint``.
+        reached, missing: names of all tangents, with a gradient and without.
+    """
+    behind = _behind_tangents(joint.nodes, {**dict.fromkeys(reached, True), **dict.fromkeys(missing, False)})
+    has_gradient = {node.name: there for node, there in behind.items()}
+    stages = []
+    for pieces in staged.stages:
+        segments = {when: _narrowed(segment, has_gradient) for when, segment in pieces.segments.items()}
+        stages.append(replace(pieces, segments=segments))
+    return replace(staged, stages=tuple(stages))
+
+
+def _narrowed(segment: Segment, has_gradient: Mapping[str, bool]) -> Segment:
+    """Return a segment as it is, or without what only tangents that miss lead to."""
+    placeholders = [node for node in segment.graph_module.graph.nodes if node.op == "placeholder"]
+    known = {
+        node.name: has_gradient[name]
+        for node, name in zip(placeholders, segment.takes, strict=True)
+        if name in has_gradient
+    }
+    there, gone = ([name for name, found in known.items() if found is wanted] for wanted in (True, False))
+    return replace(segment, graph_module=leave_out_tangents(segment.graph_module, there, gone)) if gone else segment
+
+
+def _behind_tangents(nodes: Iterable[fx.Node], tangents: Mapping[str, bool]) -> dict[fx.Node, bool]:
+    """Return of every node behind a tangent whether one with a gradient leads to it."""
+    has_gradient: dict[fx.Node, bool] = {}
+    for node in nodes:
+        found = {has_gradient[operand] for operand in _sources(node) if operand in has_gradient}
+        if is_coalesced(node) and any(operand not in has_gradient for operand in node.all_input_nodes):
+            found = {True}  # it moves what is no gradient too
+        if node.name in tangents and node.op == "placeholder":
+            found = {tangents[node.name]}
+        if found:
+            has_gradient[node] = True in found or node.op == "output"
+    return has_gradient
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:

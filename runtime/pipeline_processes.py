@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,16 +35,25 @@ class ProcessEngine:
         stages: the stages of this rank.
         groups: the processes.
         compiled: what segments compute between collectives is compiled.
+        parts: the segments that it will be asked for; None for all.
     """
 
     def __init__(
-        self, staged: StagedProgram, stages: Sequence[int], groups: StageGroups, *, compiled: bool = False
+        self,
+        staged: StagedProgram,
+        stages: Sequence[int],
+        groups: StageGroups,
+        *,
+        compiled: bool = False,
+        parts: Collection[str] | None = None,
     ) -> None:
         names = [groups.stage.group_name(axis) for axis in range(groups.stage.mesh.num_axes)]
         self._device = groups.stage.device
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
         for stage in stages:
             for when, segment in staged.stages[stage].segments.items():
+                if parts is not None and when not in parts:
+                    continue
                 module = bind_groups(segment.graph_module, names, self._device, eager=not compiled)
                 self._modules[stage, when] = compile_segments(module) if compiled else module
         self._numbers = [torch.tensor(number) for number in range(staged.num_micro_batches)]

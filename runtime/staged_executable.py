@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autopar.errors import InputError
+from autopar.passes.leave_out_tangents import leave_out_in_stages
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.micro_batches import INDEX
 from autopar.passes.pipeline_plan import schedule_of
 from autopar.passes.program import Input, Program, outputs_behind_gradients
-from autopar.passes.stage_pieces import StagedProgram
+from autopar.passes.stage_pieces import BACKWARD, END, TURN, WEIGHT, StagedProgram
 from autopar.placement import REPLICATE, Layout, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.hand_over import hand_over
@@ -60,7 +61,9 @@ class StagedExecutable:
         ]
         self.places = owners(staged, self._schedule)
         self._mine = self._schedule.stages_of(groups.place)
+        self._compiled = compiled
         self._engine = ProcessEngine(staged, self._mine, groups, compiled=compiled)
+        self._narrow: dict[tuple[str, ...], ProcessEngine] = {}
         self.random = draws_randomness(program)
         needed = {name for stage in self._mine for name in staged.stages[stage].placeholders}
         self._slots = [
@@ -156,6 +159,20 @@ class StagedExecutable:
             own = {name: values[name] for name in names if name in values}
             out[index] = Stage(self.staged, index, self._engine, own)
         return out
+
+    def engine_for(self, reached: Collection[int]) -> ProcessEngine:
+        """Return what runs a backward that reached these outputs: nothing runs for others, as on one device."""
+        roles = self.tangent_roles()
+        missing = tuple(role.node for role in roles if role.index not in reached)
+        if not missing:
+            return self._engine
+        if missing not in self._narrow:
+            there = [role.node for role in roles if role.index in reached]
+            staged = leave_out_in_stages(self.staged, self.local.joint.graph, there, missing)
+            self._narrow[missing] = ProcessEngine(
+                staged, self._mine, self._groups, compiled=self._compiled, parts=(TURN, BACKWARD, WEIGHT, END)
+            )
+        return self._narrow[missing]
 
     def prepare_randomness(self) -> Tensor | None:
         """Let every stage know where its numbers start; return the state of the generator after all of them."""
@@ -311,8 +328,11 @@ class _Call:
     def backward(self, gradients: Mapping[int, Tensor | None]) -> list[Tensor | None]:
         """Run the second part; return the gradients."""
         self._give(gradients)
-        self._run(self.executable.order().backward)
         reached = [index for index, gradient in gradients.items() if gradient is not None]
+        engine = self.executable.engine_for(reached)
+        for stage in self.stages.values():
+            stage.engine = engine
+        self._run(self.executable.order().backward)
         return self.executable.gradients_of_slots(self.stages, self.given, reached)
 
     def _give(self, gradients: Mapping[int, Tensor | None], ones: bool = False) -> None:

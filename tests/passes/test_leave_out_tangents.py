@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
+from autopar.passes.assign_stages import assign_stages
 from autopar.passes.capture import capture
-from autopar.passes.leave_out_tangents import leave_out_tangents
-from autopar.passes.lower import lower_ranks
+from autopar.passes.cut_stages import cut_stages
+from autopar.passes.improve.improve_stages import improve_stages
+from autopar.passes.leave_out_tangents import leave_out_in_stages, leave_out_tangents
+from autopar.passes.lower import lower, lower_ranks
+from autopar.passes.micro_batches import micro_batches
+from autopar.passes.schedules import make_schedule
+from autopar.runtime.simulate_pipeline import simulate_pipeline
 from autopar.runtime.simulated_module import SimulatedModule
 from tests.strategies.plans import seeded_plan
 
@@ -63,3 +69,35 @@ def test_what_is_left_is_the_same_on_all_ranks() -> None:
         names = [[node.name for node in half.graph.nodes] for half in kept]
         assert all(each == names[0] for each in names)
         assert len(names[0]) < min(len(half.graph.nodes) for half in halves if half is not None)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "zero bubble"])
+@pytest.mark.parametrize("reached", [[0], [0, 2]], ids=["one", "two"])
+def test_stages_leave_out_the_same(reached: list[int], split: bool, count: int) -> None:
+    """In two stages and in micro-batches zeros are sent, but nothing is made from them."""
+    model = Several()
+    leaves = model(X)
+    tangents = [torch.randn(6, 6, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    torch.autograd.backward([leaves[n] for n in reached], [tangents[n] for n in reached])
+    cut, mesh = micro_batches(annotate(capture(Several(), (X,))), count, staged=True), Mesh((2,))
+    roles = [role for role in cut.inputs if role.kind == "tangent"]
+    there = [role.node for role in roles if role.index in reached]
+    gone = [role.node for role in roles if role.index not in reached]
+    values = {role.node: value for role, value in zip(cut.inputs, [*model.parameters(), X], strict=False)}
+    values |= {role.node: tangents[role.index] * (role.index in reached) for role in roles}
+    for seed in range(2):
+        plan = seeded_plan(cut, mesh, seed)
+        programs = [lower(cut, plan, coordinate, run=False, improved=False) for coordinate in mesh.coordinates()]
+        stages = assign_stages(cut, ("other",))
+        staged = [cut_stages(program, stages, 2, count, split_backward=split) for program in programs]
+        improve_stages(staged, mesh, None)
+        narrow = [leave_out_in_stages(s, p.joint.graph, there, gone) for s, p in zip(staged, programs, strict=True)]
+        schedule = make_schedule("zero_bubble" if split else "gpipe", 2, count, 1)
+        found = simulate_pipeline(programs, narrow, schedule, values, later=True).values
+        parameters = dict(model.named_parameters())
+        for role, value in zip(cut.outputs, found, strict=True):
+            if role.kind == "gradient":
+                assert value is not None
+                grad = parameters[role.name].grad
+                torch.testing.assert_close(value, torch.zeros_like(value) if grad is None else grad)

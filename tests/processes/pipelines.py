@@ -85,7 +85,7 @@ def _loss(module: nn.Module, kwargs: dict[str, Any], backward: bool = True) -> f
 
 
 class Skips(nn.Module):
-    """Convolutions with skips over several stages, as in a U-Net; two outputs, a step without parameters between."""
+    """Convolutions with skips over several stages, as in a U-Net; three outputs, one of infinite slope."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Skips(nn.Module):
         first = self.down1(x).tanh()
         low = self.middle(self.down2(first))
         high = self.up2(low)
-        return {"image": self.up1(torch.cat([high, first], 1)) + x, "low": low}
+        return {"image": self.up1(torch.cat([high, first], 1)) + x, "low": low, "root": (low - low.detach()).sqrt()}
 
 
 def skips(options: dict[str, Any]) -> dict[str, Any]:
