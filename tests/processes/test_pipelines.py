@@ -86,7 +86,7 @@ def test_modes_and_shapes(pool: Pools) -> None:
 
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"micro_batches": 4, "cuts": ["down2", "middle", "up2"]}])
 def test_a_model_without_a_loss(pool: Pools, options: dict[str, Any]) -> None:
-    """Skips over stages, outputs without a gradient, a stage without parameters, an input that has one, a later backward."""
+    """Skips over stages, an output without a gradient, a stage without parameters, a backward that comes later."""
     for result in pool(4 if "cuts" in options else 2).run(pipelines.skips, options):
         assert {what: error for what, error in result["errors"].items() if not error[0] < TOLERANCE} == {}
         assert "ran already" in result["refused"]
