@@ -12,7 +12,8 @@ from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.describe_plan import describe_plan
 from autopar.passes.insert_collectives import arc_bytes
-from autopar.passes.lower import BACKWARD, FORWARD, choices_of
+from autopar.passes.lower_rank import BACKWARD, FORWARD
+from autopar.passes.plan_choices import choices_of
 from autopar.passes.program import Input, Output, Program, is_getitem, result_values, tensor_operands
 from autopar.passes.redistribution import Arc, route
 from autopar.passes.rules.legality import operand_layouts, result_layouts

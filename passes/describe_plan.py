@@ -6,8 +6,8 @@ from collections import defaultdict, deque
 
 import msgspec
 
-from autopar.passes.lower import choices_of
 from autopar.passes.name_roles import FactorRoles, name_roles, split_names
+from autopar.passes.plan_choices import choices_of
 from autopar.passes.program import Program, tensor_operands
 from autopar.passes.reasons import move_reason, reader_text
 from autopar.passes.redistribution import arc_between

@@ -17,7 +17,7 @@ from autopar.plans import Options
 from .annotate import annotate
 from .complete_plan import complete_plan
 from .estimate_totals import estimate_totals
-from .lower import _Lowering, _Reader
+from .lower_rank import Lowering, Reader
 from .micro_batch_choices import AXIS, choose_micro_batches
 from .program import Input, Output, Program, is_random
 from .redistribution import Arc
@@ -103,7 +103,7 @@ def _drop_dead(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class _Cutting(_Lowering):
+class _Cutting(Lowering):
     """The lowering of the axis in time, at one micro-batch; every op stays what it is, arcs become ops of their own."""
 
     library_op = staticmethod(lambda target, args: (target, args))
@@ -121,7 +121,7 @@ class _Cutting(_Lowering):
         )
         self.local = self.local_program(self.joint(), False)
 
-    def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: _Reader) -> fx.Node:
+    def move(self, tensor: fx.Node, node: fx.Node, arc: Arc, phase: str, reader: Reader) -> fx.Node:
         value: torch.Tensor = tensor.meta["val"]
         source, target = arc.source[0], arc.target[0]
         made, home = node, self.phase(tensor)  # a total of the forward is one, whoever reads it
@@ -137,7 +137,7 @@ class _Cutting(_Lowering):
         return made
 
     def emit_move(
-        self, target: Any, args: tuple[Any, ...], name: str, tensor: fx.Node, phase: str, reader: _Reader
+        self, target: Any, args: tuple[Any, ...], name: str, tensor: fx.Node, phase: str, reader: Reader
     ) -> fx.Node:
         made = self.graph.create_node("call_function", target, args, name=name)
         made.meta.update(

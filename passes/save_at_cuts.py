@@ -10,7 +10,7 @@ from torch import fx
 from autopar.placement import layout_name
 from autopar.plans import Plan
 
-from .lower import choices_of
+from .plan_choices import choices_of
 from .program import Program, has_many_results, is_getitem, result_values
 from .rules.legality import result_layouts
 

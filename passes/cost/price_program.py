@@ -18,7 +18,7 @@ from autopar.plans import Cost, Plan
 from ..find_hideable import find_bucketed, find_hideable
 from ..insert_collectives import COLLECTIVES
 from ..local_program import LocalProgram
-from ..lower import choices_of
+from ..plan_choices import choices_of
 from ..program import Program, result_values, tensor_operands, tensors_of
 from ..redistribution import Arc, arc_between
 from ..rules.legality import operand_layouts, result_layouts
