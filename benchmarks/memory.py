@@ -7,8 +7,8 @@ Nothing is timed. A simulated rank runs a whole step (forward, backward; optimiz
 and every tensor storage is followed; ``predicted`` comes from the lowered program alone. The second table trains a
 16-bit model with float32 masters and shows how the bytes of a rank fall with its number (Rajbhandari et al. 2020,
 "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 3: 16 bytes a parameter on one device;
-4 + 12 / N, 2 + 14 / N and 16 / N in stages 1, 2 and 3). Stage 1 is measured in two micro-batches: the gradients of one
-lie beside the sum, 2 bytes more than the formula.
+4 + 12 / N, 2 + 14 / N and 16 / N in stages 1, 2 and 3). Stage 1 is measured in two micro-batches; in stages 1 and 2 the
+pieces of parameters lie beside gathered copies, 2 / N bytes more than the formula.
 """
 
 from __future__ import annotations

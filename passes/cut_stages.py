@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from torch import fx
 
 from autopar.errors import LoweringError
 
+from .add_to_sums import add_to_sums
 from .local_program import LocalProgram
 from .micro_batches import INDEX, completes
 from .place_nodes import Placing, place_nodes
@@ -17,6 +18,7 @@ from .program import has_many_results, is_getitem, is_random, touches_generator
 from .rules.micro_batches import JOIN
 from .split_phases import GraphOnly
 from .stage_pieces import (
+    ADDING,
     BACKWARD,
     BEGIN,
     COMPLETE,
@@ -182,6 +184,8 @@ class _Cutter:
             parts[BACKWARD], parts[WEIGHT] = self.split(stage, parts[BACKWARD])
         wanted = self.wanted(stage, own, parts)
         segments = {when: self.segment(when, nodes, wanted) for when, nodes in parts.items() if nodes}
+        totals = tuple(_total(node) for node in own if completes(node))
+        self.add_forms(segments, totals, wanted)
         owned = [
             node.name
             for node in own
@@ -190,12 +194,32 @@ class _Cutter:
         return StagePieces(
             index=stage,
             segments=segments,
-            totals=tuple(_total(node) for node in own if completes(node)),
+            totals=totals,
             down={when: tuple(names) for when, names in self.traffic[stage].down.items()},
             up={when: tuple(names) for when, names in self.traffic[stage].up.items()},
             placeholders=tuple(node.name for node in own if node.op == "placeholder"),
             owns=tuple(owned),
+            ends=tuple(
+                end.name
+                for end, place in zip(self.ends, self.output_stage)
+                if isinstance(end, fx.Node) and place == stage
+            ),
         )
+
+    def add_forms(
+        self, segments: dict[str, Segment], totals: Sequence[Total], wanted: Mapping[fx.Node, set[str]]
+    ) -> None:
+        """Add the forms of the backward that run from the second micro-batch on."""
+        if self.num_micro_batches == 1:
+            return
+        others = {total.part for total in totals if total.op != "sum"}
+        for when, name in ADDING.items():
+            if when in segments:
+                segment = segments[when]
+                read = {part for part in segment.gives if wanted[self.by_name[part]] - {when, "total"}}
+                adding = add_to_sums(segment, totals, read | others, self.make)
+                if adding is not None:
+                    segments[name] = adding
 
     def split(self, stage: int, nodes: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return the backward nodes that earlier stages wait for, and the rest."""

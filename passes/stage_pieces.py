@@ -20,6 +20,9 @@ backward of each; when all backwards are done."""
 EACH = (FORWARD, BACKWARD, WEIGHT)
 """The parts that run once a micro-batch; the others run once a step."""
 
+ADDING: dict[str, str] = {BACKWARD: "backward, adding", WEIGHT: "weight, adding"}
+"""A part that gives to sums -> its other form, which runs from the second micro-batch on (``add_to_sums``)."""
+
 
 @dataclass
 class Segment:
@@ -75,12 +78,14 @@ class StagePieces:
 
     Attributes:
         index: its number.
-        segments: when -> the graph; ``weight`` beside ``backward`` where the backward comes in two parts.
+        segments: when -> the graph; ``weight`` beside ``backward`` where the backward comes in two parts; those that
+            give to sums in a second form too, by the names of ``ADDING``.
         totals: what this stage accumulates.
         down: when -> values that it takes from the stage before it.
         up: when -> values that it takes from the stage after it.
         placeholders: names of the program's inputs that it reads (``micro_batch`` among them).
         owns: placeholders of the parameters that it keeps and updates.
+        ends: outputs and gradients of the program that it has at the end of a step.
     """
 
     index: int
@@ -90,6 +95,7 @@ class StagePieces:
     up: dict[str, tuple[str, ...]] = field(default_factory=dict)
     placeholders: tuple[str, ...] = ()
     owns: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
 
 @dataclass

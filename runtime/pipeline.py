@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from autopar.errors import LoweringError
 from autopar.passes.micro_batches import INDEX
 from autopar.passes.stage_pieces import (
+    ADDING,
     BACKWARD,
     COMPLETE,
     EACH,
@@ -87,17 +88,29 @@ class Stage:
         """Run a segment, and accumulate what it gives to totals."""
         if when in (COMPLETE, END):
             self._complete(FORWARD if when == COMPLETE else BACKWARD)
-        segment = self.pieces.segments.get(when)
+        form = self._form(when)
+        segment = self.pieces.segments.get(form)
+        added: set[str] = set()
         if segment is not None:
             if when == FORWARD:
                 self.engine.enter_forward(self.pieces.index)
-            arguments = [self.value(name, micro_batch) for name in segment.takes]
+            added = self.sums.keys() & set(segment.takes)
+            arguments = [
+                self.sums.pop(name) if name in added else self.value(name, micro_batch) for name in segment.takes
+            ]
             self._let_go(segment, when, micro_batch)
-            given = self.engine.run(self.pieces.index, when, arguments)
+            given = self.engine.run(self.pieces.index, form, arguments)
             home = self.loops[micro_batch] if when in EACH else self.once
-            home.update(zip(segment.gives, given, strict=True))
+            for name, value in zip(segment.gives, given, strict=True):
+                (self.sums if name in added else home)[name] = value
         for total in self.totals_at.get(when, ()):
-            self._accumulate(total, micro_batch)
+            if total.name not in added:
+                self._accumulate(total, micro_batch)
+
+    def _form(self, when: str) -> str:
+        """Return in which form a segment runs: the one that adds to sums as soon as there are any."""
+        adding = self.pieces.segments.get(ADDING.get(when, ""))
+        return when if adding is None or self.sums.keys().isdisjoint(adding.takes) else ADDING[when]
 
     def put(self, when: str, micro_batch: int, names: Sequence[str], values: list[Value]) -> None:
         """Take a message in."""
@@ -119,7 +132,13 @@ class Stage:
         return names
 
     def _let_go(self, segment: Segment, when: str, micro_batch: int) -> None:
-        """Forget arguments that only this segment reads, so that the graph frees them at their last use."""
+        """Forget arguments that only this segment reads, so that the graph frees them at their last use.
+
+        The last segment of a step leaves its inputs, which are the caller's, and what is handed out or on.
+        """
+        if when == END:
+            kept = {*self.pieces.placeholders, *self.pieces.ends, *self.staged.sent_up(self.pieces.index, END)}
+            self.once = {name: value for name, value in self.once.items() if name in kept}
         if when not in EACH:
             return
         index = self.pieces.index

@@ -16,7 +16,7 @@ from autopar.passes.local_program import LocalProgram
 from autopar.passes.micro_batches import INDEX
 from autopar.passes.pipeline_plan import schedule_of
 from autopar.passes.program import Input, Program, outputs_behind_gradients
-from autopar.passes.stage_pieces import BACKWARD, END, TURN, WEIGHT, StagedProgram
+from autopar.passes.stage_pieces import ADDING, BACKWARD, END, TURN, WEIGHT, StagedProgram
 from autopar.placement import REPLICATE, Layout, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.hand_over import hand_over
@@ -169,8 +169,9 @@ class StagedExecutable:
         if missing not in self._narrow:
             there = [role.node for role in roles if role.index in reached]
             staged = leave_out_in_stages(self.staged, self.local.joint.graph, there, missing)
+            parts = (TURN, BACKWARD, WEIGHT, END, *ADDING.values())
             self._narrow[missing] = ProcessEngine(
-                staged, self._mine, self._groups, compiled=self._compiled, parts=(TURN, BACKWARD, WEIGHT, END)
+                staged, self._mine, self._groups, compiled=self._compiled, parts=parts
             )
         return self._narrow[missing]
 

@@ -17,7 +17,7 @@ from autopar.passes.cut_stages import cut_stages
 from autopar.passes.lower import lower
 from autopar.passes.micro_batches import micro_batches
 from autopar.passes.schedules import make_schedule
-from autopar.passes.stage_pieces import BACKWARD, COMPLETE, END, FORWARD, StagedProgram, Total
+from autopar.passes.stage_pieces import BACKWARD, COMPLETE, END, FORWARD, Segment, StagedProgram, Total
 from autopar.runtime.pipeline import Stage
 from autopar.runtime.pipeline_processes import ProcessEngine
 from autopar.runtime.pipeline_random import starts_of_stages
@@ -114,3 +114,12 @@ def test_what_nobody_reads_is_let_go() -> None:
     assert (
         Step(DROP, 0, BACKWARD, 1) in step_order(staged(), make_schedule("gpipe", 2, 3), 0, gradients="at once").forward
     )
+
+
+def test_the_last_segment_of_a_step_leaves_what_is_handed_out() -> None:
+    """Sums and gathered copies go while it runs; inputs are the caller's, and outputs and gradients stay."""
+    stage = Stage(staged(), 0, _Sums(), {})  # type: ignore[arg-type]
+    kept = [*stage.pieces.placeholders, *stage.pieces.ends]
+    stage.once = dict.fromkeys([*kept, "gathered copy"])
+    stage._let_go(Segment(torch.fx.GraphModule({}, torch.fx.Graph()), (), ()), END, -1)
+    assert set(stage.once) == set(kept) and stage.pieces.ends
