@@ -1,10 +1,10 @@
 """The front end of capture: torch functions are seen before ATen takes them apart, and some are traced as other ops.
 
-``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_ctc``, ``trace_indexing``, ``trace_linalg``,
-``trace_loss``, ``trace_pooling`` and ``trace_random`` hold the rewrites, one function a family. A rewrite returns
-``NotImplemented`` where it does not apply; the function then runs as it is. Functions of ``torch.nn.functional`` that
-are written in Python are entered, so that what they call is seen too; one that hands itself over again inside
-(``meshgrid`` does) then runs as it is.
+``trace_matmul``, ``trace_attention``, ``trace_bags``, ``trace_ctc``, ``trace_data``, ``trace_indexing``,
+``trace_linalg``, ``trace_loss``, ``trace_pooling`` and ``trace_random`` hold the rewrites, one function a family. A
+rewrite returns ``NotImplemented`` where it does not apply; the function then runs as it is. Functions of
+``torch.nn.functional`` that are written in Python are entered, so that what they call is seen too; one that hands
+itself over again inside (``meshgrid`` does) then runs as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from . import (
     trace_attention,
     trace_bags,
     trace_ctc,
+    trace_data,
     trace_indexing,
     trace_linalg,
     trace_loss,
@@ -48,6 +49,7 @@ REWRITES: dict[Any, Rewrite] = {
     **trace_attention.REWRITES,
     **trace_bags.REWRITES,
     **trace_ctc.REWRITES,
+    **trace_data.REWRITES,
     **trace_indexing.REWRITES,
     **trace_linalg.REWRITES,
     **trace_loss.REWRITES,
@@ -83,7 +85,7 @@ class TraceOps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = _default_generator(func, kwargs or {})
         if getattr(func, "__name__", "") == "__get__":
-            return func(*args, **kwargs)
+            return trace_data.read_data(*args) if func == trace_data.DATA.__get__ else func(*args, **kwargs)
         outermost = not self.recorder.source
         if outermost:
             self.recorder.source = self.recorder.at_user_line()
