@@ -48,7 +48,7 @@ def plan(
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
     disable: Sequence[str] = (),
-    overlap: bool = False,
+    overlap: bool | None = None,
 ) -> Plan:
     """Find the best plan of a model on a mesh. Touches no data and needs no process group.
 
@@ -83,8 +83,9 @@ def plan(
         disable: names of passes over the lowered program that are left out, such as ``["bucket_collectives"]``; they
             change when collectives run, never what comes out (docs/graph_passes.md).
         overlap: price parameters that are gathered ahead and gradients that are reduced behind as hidden by the compute
-            of their region, on devices that can. Such plans are compared less surely: many balance compute and
-            transfers, and the best found may come back with a gap.
+            of their region, on devices that can: True, False, or by default where the plan that is best by such prices
+            is proved to be at little cost. With True it may come back with a gap: many plans balance compute and
+            transfers.
 
     An axis of the mesh that is called ``pp``, or that ``Mesh(..., pipeline=)`` names, is the pipeline axis: each of its
     ranks has its own part of the model. Where none is, any axis becomes it when that saves more than 5 % of a
@@ -150,7 +151,7 @@ def parallelize(
     cuts: Sequence[str] | None = None,
     batch_norm: str = "exact",
     disable: Sequence[str] = (),
-    overlap: bool = False,
+    overlap: bool | None = None,
     compile: bool = False,
 ) -> ParallelModule:
     """Return ``model`` as a module that runs on all ranks of ``mesh``. Every rank calls it, as under ``torchrun``.

@@ -207,7 +207,7 @@ def check_options(
     at_once: Any = False,
     norms: tuple[str, ...] = (),
     disable: Any = (),
-    overlap: Any = False,
+    overlap: Any = None,
 ) -> Options:
     """Return the options of a plan.
 
@@ -222,8 +222,11 @@ def check_options(
         raise OptionError(
             f"at_once={at_once!r} asks that all fits into memory= at once: give a budget, and True or False"
         )
-    if not isinstance(overlap, bool):
-        raise OptionError(f"overlap={overlap!r} means nothing; use True to price what can hide as hidden, or False")
+    if overlap is not None and not isinstance(overlap, bool):
+        raise OptionError(
+            f"overlap={overlap!r} means nothing; use True to price what can hide as hidden, False to price nothing so, "
+            "or leave it out"
+        )
     constraints = {} if constraints is None else constraints
     if not isinstance(constraints, Mapping) or not all(
         isinstance(key, str) and isinstance(value, str) for key, value in constraints.items()

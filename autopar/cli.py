@@ -60,7 +60,10 @@ Disable = Annotated[
     list[str] | None, typer.Option("--disable", metavar="PASS", help="leave a graph pass out; may be given again")
 ]
 AtOnce = Annotated[bool, typer.Option("--at-once", help="--memory bounds all that is alive, temporaries too")]
-Overlap = Annotated[bool, typer.Option("--overlap", help="price communication that can hide behind compute as hidden")]
+Overlap = Annotated[
+    bool | None,
+    typer.Option("--overlap/--no-overlap", help="price what can hide as hidden; by default where that is proved best"),
+]
 OnMeta = Annotated[bool, typer.Option("--meta", help="build the model on the meta device: any size, no memory")]
 
 
@@ -84,7 +87,7 @@ def plan_command(
     cut: Cuts = None,
     batch_norm: BatchNorm = "exact",
     disable: Disable = None,
-    overlap: Overlap = False,
+    overlap: Overlap = None,
     meta: OnMeta = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="write the plan as JSON")] = None,
 ) -> None:

@@ -45,7 +45,8 @@ class Options(Struct, frozen=True, kw_only=True):
         recompute: forward tensors may be computed again in the backward where the budget asks for it.
         norms: batch norms that may take the statistics of each micro-batch for those of the batch.
         disable: passes over the lowered program that are left out (``passes.improve``).
-        overlap: communication that can run behind the compute of its region is priced as hidden there.
+        overlap: communication that can run behind the compute of its region is priced as hidden there; None: where
+            the best plan by such prices is found and proved at little cost. A plan says which it was.
     """
 
     optimizer: str = "adamw"
@@ -61,7 +62,7 @@ class Options(Struct, frozen=True, kw_only=True):
     recompute: bool = True
     norms: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
-    overlap: bool = False
+    overlap: bool | None = False
 
 
 class Route(Struct, frozen=True, kw_only=True):

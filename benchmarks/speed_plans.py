@@ -36,7 +36,8 @@ def speed_plans(case: Case, ranks: int, profile: str) -> tuple[dict[str, Plan], 
     """
     model, inputs = case.make_model(), case.make_inputs()
     program = annotate(capture(model, inputs, {}))
-    plans, refused = {OWN: make_plan(program, _mesh((ranks,), profile))}, {}
+    own = make_plan(program, _mesh((ranks,), profile), Options(overlap=None))  # as autopar.plan does by default
+    plans, refused = {OWN: own}, {}
     for peer in PEERS if ranks > 1 else ():
         if peer == FSDP2_TENSOR and (ranks < 4 or ranks % 2):
             continue

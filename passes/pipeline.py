@@ -21,8 +21,9 @@ from .name_roles import name_roles
 from .predict_memory import predict_memory
 from .program import Program
 from .solve.decide import Decided, decide
+from .solve.hiding import NO_HIDING
 from .solve.layout_graph import Prices
-from .solve.problem import build_problem
+from .solve.problem import Problem, build_problem
 from .solve.repeat_loops import repeat_loops
 
 
@@ -70,8 +71,9 @@ def make_plan(
     problem = repeat_loops(problem, program) if loops else problem
 
     def solve(budget: int | None) -> Plan:
-        decided = decide(replace(problem, budget=budget), dominate=reduced)
-        plan = predict_memory(program, emit_plan(program, mesh, options, decided, roles=roles))
+        decided, overlap = _decide(replace(problem, budget=budget), options, reduced)
+        asked = msgspec.structs.replace(options, overlap=overlap)
+        plan = predict_memory(program, emit_plan(program, mesh, asked, decided, roles=roles))
         return plan if price is None else msgspec.structs.replace(plan, cost=price(decided))
 
     budget = options.memory
@@ -83,3 +85,17 @@ def make_plan(
 
     remember_tracer(plan, lambda points: trace_frontier(within, points))
     return plan
+
+
+def _decide(problem: Problem, options: Options, reduced: bool) -> tuple[Decided, bool]:
+    """Return the optimal decision, and whether it is that by prices of what hides.
+
+    Where nobody says, it is if that is proved at little cost: a plan that is proved by higher prices is worth more than
+    one that may be anywhere.
+    """
+    if options.overlap is not None or not problem.hiding.num_groups:
+        return decide(problem, dominate=reduced), bool(options.overlap)
+    decided = decide(problem, dominate=reduced, quick=True)
+    if decided.answer.status == "optimal":
+        return decided, True
+    return decide(replace(problem, hiding=NO_HIDING), dominate=reduced), False

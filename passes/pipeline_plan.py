@@ -121,6 +121,7 @@ def make_pipeline_plan(
     from .pipeline import make_plan  # whoever only runs a plan needs no solver
     from .price_stages import price_stages
 
+    options = msgspec.structs.replace(options, overlap=bool(options.overlap))  # what hides would have to be simulated
     record = choose_pipeline(program, mesh, options)
     cut = cut if cut is not None else cut_program(program, record, options.outputs)
     cuts = record.cuts or choose_cuts(cut, mesh, record, options)
@@ -174,7 +175,9 @@ def _in_parts(program: Program, mesh: Mesh, options: Options) -> Plan | None:
             middle = len(counts) - 1 if plan is None else len(counts) // 2
             asked = msgspec.structs.replace(options, micro_batches=counts[middle])
             try:
-                plan = msgspec.structs.replace(make_pipeline_plan(program, mesh, asked), options=options)
+                plan = make_pipeline_plan(program, mesh, asked)
+                kept = msgspec.structs.replace(options, overlap=plan.options.overlap)
+                plan = msgspec.structs.replace(plan, options=kept)
                 counts = counts[:middle]
             except InfeasibleError:
                 counts = [] if plan is None else counts[middle + 1 :]

@@ -150,7 +150,7 @@ def _plan_found(
     step_s, busy_s = placement.makespan_s, max(placement.simulation.busy_s)
     return msgspec.structs.replace(
         plan,
-        options=msgspec.structs.replace(asked, memory=options.memory, constraints=options.constraints),
+        options=msgspec.structs.replace(plan.options, memory=options.memory, constraints=options.constraints),
         cost=msgspec.structs.replace(
             plan.cost,
             step_seconds=step_s,

@@ -99,7 +99,8 @@ def _with_record(plan: Plan, search: AxisSearch, flat: Plan | None, options: Opt
     others = () if flat is None else (("no stages", flat.cost.step_seconds),)
     found = _record(search, chosen, plan.cost.step_seconds, plan.memory.total_bytes, others)
     share = plan.cost.communication_seconds / plan.cost.step_seconds
-    return msgspec.structs.replace(plan, options=options, search=msgspec.structs.replace(found, bubble_share=share))
+    asked = msgspec.structs.replace(options, overlap=plan.options.overlap)
+    return msgspec.structs.replace(plan, options=asked, search=msgspec.structs.replace(found, bubble_share=share))
 
 
 def _record(

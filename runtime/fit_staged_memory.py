@@ -46,7 +46,7 @@ def fit_staged_memory(program: Program, mesh: Mesh, options: Options) -> Plan:
     assert least is not None and least.pipeline is not None
     record, need = least.pipeline, least.memory.total_bytes
     if need <= budget:
-        return msgspec.structs.replace(least, options=options)
+        return msgspec.structs.replace(least, options=msgspec.structs.replace(least.options, memory=budget))
     raise InfeasibleError(
         f"no plan was found that keeps at most {budget} bytes a rank with {record.ranks} stages and "
         f"{record.micro_batches} micro-batches of {record.schedule}; with {need} there is one: raise memory= to that, "

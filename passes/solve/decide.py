@@ -66,7 +66,12 @@ Clock = Callable[[str, Callable[[], Any]], Any]
 
 
 def decide(
-    problem: Problem, *, dominate: bool = True, time_limit_s: float | None = None, clock: Clock | None = None
+    problem: Problem,
+    *,
+    dominate: bool = True,
+    time_limit_s: float | None = None,
+    clock: Clock | None = None,
+    quick: bool = False,
 ) -> Decided:
     """Return the optimal decision.
 
@@ -77,16 +82,16 @@ def decide(
         dominate: take out dominated strategies first (never changes the optimum).
         time_limit_s: for the solver.
         clock: runs each phase.
+        quick: where regions hide communication, give up what can't be proved at little cost: ``feasible``.
 
     Raises:
         InfeasibleError: no decision fits the budget; it names the least one that does.
         AutoparError: the solver's objective is not the cost of its decision.
     """
     decided = None
+    solve = partial(_solve, dominate=dominate, time_limit_s=time_limit_s, clock=clock or _at_once)
     for attempt in attempts(problem):
-        decided = decide_hiding(
-            attempt, partial(_solve, dominate=dominate, time_limit_s=time_limit_s, clock=clock or _at_once)
-        )
+        decided = decide_hiding(attempt, solve, quick=quick)
         if problem.budget is None or decided.num_bytes <= problem.budget:
             break
     assert decided is not None

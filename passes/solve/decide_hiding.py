@@ -22,20 +22,23 @@ LEAST = 1e-5
 """The weight of compute where transfers bind: not 0, so that no plan computes more than it must."""
 PROVED = 1e-6
 """Relative difference from the bound below which a plan is proved."""
-MOST_EXACT = 60_000
-"""Variables up to which the maximum itself is solved for where no weights prove a plan."""
+MOST_EXACT, QUICK_EXACT = 60_000, 20_000
+"""Variables up to which the maximum itself is solved for where no weights prove a plan; fewer if it shall be quick."""
 FEW = 5_000
 """The same where the gap is wider than this:"""
 SMALL_GAP = 1e-3
 """A wider one means plans that balance compute and transfers, too many to branch over."""
+QUICK, QUICK_WITHIN = 60_000, 10_000
+"""Variables from which only the first weights are tried if it shall be quick; fewer within a budget, which is slow."""
 
 
-def decide_hiding(problem: Problem, solve: Callable[[Problem], Decided]) -> Decided:
+def decide_hiding(problem: Problem, solve: Callable[[Problem], Decided], *, quick: bool = False) -> Decided:
     """Return the best decision of a problem in which regions may hide communication.
 
     Args:
         problem: with ``hiding`` as it is found: without weights.
         solve: decides a problem by its weights, or by the maximum where it has none.
+        quick: give up what can't be proved at little cost.
     """
     hiding = problem.hiding
     if not hiding.num_groups:
@@ -51,6 +54,8 @@ def decide_hiding(problem: Problem, solve: Callable[[Problem], Decided]) -> Deci
             best = found
         if best.seconds - bound <= PROVED * best.seconds or (attempt and found.answer.status != "optimal"):
             return _with_bound(best, bound)
+        if quick and found.num_variables > (QUICK if problem.budget is None else QUICK_WITHIN):
+            return _with_bound(best, bound)
         before = list(weights)
         for group, more in enumerate(found.unhidden):
             if more < 0:
@@ -65,7 +70,8 @@ def decide_hiding(problem: Problem, solve: Callable[[Problem], Decided]) -> Deci
             break
     assert best is not None
     close = best.seconds - bound <= SMALL_GAP * best.seconds
-    if best.num_variables <= (MOST_EXACT if close else FEW):
+    most = QUICK_EXACT if quick else MOST_EXACT
+    if best.num_variables <= (most if close else FEW):
         exact = solve(problem)
         bound = max(bound, exact.answer.bound)
         best = exact if exact.seconds < best.seconds else best

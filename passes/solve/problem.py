@@ -213,7 +213,7 @@ class _Builder:
         )
 
     def _contention(self) -> float:
-        return self.prices.device.contention if self.options.overlap else 1.0
+        return 1.0 if self.options.overlap is False else self.prices.device.contention
 
     def _mark_repeatable(self) -> None:
         """Find the classes of which every op may be computed again."""

@@ -18,6 +18,7 @@ from autopar.passes.capture import capture
 from autopar.passes.lower import lower
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
+from autopar.passes.solve import decide_hiding
 from autopar.plans import Options, Plan
 from benchmarks.models.llama import LlamaConfig, build
 from tests import models
@@ -101,6 +102,18 @@ def test_many_tokens_hide_the_gathers() -> None:
     assert plan.cost.hidden_seconds > plan.cost.exposed_seconds
     parts = plan.cost.compute_seconds + plan.cost.exposed_seconds
     assert plan.cost.step_seconds == pytest.approx(parts)
+
+
+def test_what_hides_is_hidden_by_default_where_that_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan says which prices it was proved by; without a proof it is the one in which nothing hides."""
+    program, mesh = capture(*models.gpt2(width=256, batch=16, length=64)), Mesh((8,), device="h100")
+    hidden, shown, either = (make_plan(program, mesh, Options(overlap=overlap)) for overlap in (True, False, None))
+    assert hidden.cost.step_seconds < shown.cost.step_seconds and hidden.cost.hidden_seconds > 0
+    assert either == hidden and either.options.overlap is True and either.solver.status == "optimal"
+    monkeypatch.setattr(decide_hiding, "PROVED", -1.0)
+    assert make_plan(program, mesh, Options(overlap=None)) == shown
+    slow = make_plan(program, Mesh((2,)), Options(overlap=None))
+    assert slow.options.overlap is False and slow == make_plan(program, Mesh((2,)))
 
 
 def test_experts_plans_come_out_unaided() -> None:
