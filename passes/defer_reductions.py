@@ -1,8 +1,8 @@
 """Leave gradients unreduced between backwards, so that several of them before a step of the optimizer share one
-reduction (ZeRO-0).
+reduction (ZeRO-0, ZeRO-1).
 
-Only gradients whose reduction changes no shape can wait: then the sum on each rank takes the memory that the gradient
-takes anyway. One that is scattered would have to be kept whole.
+Unasked only gradients wait whose reduction changes no shape: then the sum on each rank takes the memory that the
+gradient takes anyway. One that is scattered is kept whole while it waits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import fx
 from autopar.placement import PARTIAL_SUM, Layout
 
 from .collective_calls import WAIT, collective_calls, is_coalesced
+from .improve.memories import Memories
+from .improve.setting import Setting
+from .improve.write_in_place import written_operands
 from .local_program import LocalProgram
 from .program import is_getitem
 from .split_phases import GraphOnly
@@ -49,8 +52,13 @@ class _Chain:
     nodes: tuple[fx.Node, ...]
 
 
-def defer_reductions(local: LocalProgram) -> Deferred | None:
-    """Return the other forms of the backward of a lowered program, None where no gradient can wait."""
+def defer_reductions(local: LocalProgram, *, scattered: bool = False) -> Deferred | None:
+    """Return the other forms of the backward of a lowered program, None where no gradient can wait.
+
+    Args:
+        local: the program.
+        scattered: gradients that are reduced and scattered wait too.
+    """
     if local.backward is None:
         return None
     roles = [role for role in local.outputs if role.kind == "gradient" and role.node is not None]
@@ -59,11 +67,13 @@ def defer_reductions(local: LocalProgram) -> Deferred | None:
     (ends,) = next(node for node in local.backward.graph.nodes if node.op == "output").args
     chains: dict[int, _Chain] = {}
     for position, (role, end) in enumerate(zip(roles, ends)):  # type: ignore[arg-type]
-        chain = _chain(end) if isinstance(end, fx.Node) and ends.count(end) == 1 else None  # type: ignore[union-attr]
+        once = isinstance(end, fx.Node) and ends.count(end) == 1  # type: ignore[union-attr]
+        chain = _chain(end, scattered) if once else None  # type: ignore[arg-type]
         rests = local.input_layouts.get(role.of)
         apart = chain is not None and chain.start not in [other.start for other in chains.values()]
         if chain is not None and apart and kinds.get(role.of) == "parameter" and layouts[role.node] == rests:
             chains[position] = chain
+    chains = _unwritten(chains, local)
     if not chains:
         return None
     return Deferred(
@@ -74,8 +84,24 @@ def defer_reductions(local: LocalProgram) -> Deferred | None:
     )
 
 
-def _chain(end: fx.Node) -> _Chain | None:
-    """Return the all-reduces that end in a gradient and that nothing else reads; None if there are none."""
+def _unwritten(chains: dict[int, _Chain], local: LocalProgram) -> dict[int, _Chain]:
+    """Return those into whose start nobody writes: it was read by its reduction alone, and now is handed out."""
+    assert local.backward is not None
+    memories = Memories(local.backward.graph, Setting(local.mesh, (), ()))
+    before: dict[fx.Node, int] = {node: index for index, node in enumerate(local.backward.graph.nodes)}
+    writes = [(node, operand) for node in before for operand in written_operands(node)]
+
+    def is_written(chain: _Chain) -> bool:
+        return any(
+            before[node] > before[chain.start] and node not in chain.nodes and memories.same(operand, chain.start)
+            for node, operand in writes
+        )
+
+    return {position: chain for position, chain in chains.items() if not is_written(chain)}
+
+
+def _chain(end: fx.Node, scattered: bool) -> _Chain | None:
+    """Return the reductions that end in a gradient and that nothing else reads; None if there are none."""
     nodes: list[fx.Node] = []
     node: fx.Node = end
     reader: Any = end
@@ -83,7 +109,7 @@ def _chain(end: fx.Node) -> _Chain | None:
         if [user for user in node.users if user.op != "output"] not in ([], [reader]):
             return None
         nodes.append(node)
-        before = _operand(node)
+        before = _operand(node, scattered)
         if before is None:
             return None
         reader = node.args[0] if is_getitem(node) else node
@@ -92,18 +118,19 @@ def _chain(end: fx.Node) -> _Chain | None:
     return _Chain(node, nodes[-1], tuple(nodes)) if nodes and sums and "layout" in node.meta else None
 
 
-def _operand(node: fx.Node) -> fx.Node | None:
-    """Return what a node of an all-reduce works on, None for a node of anything else."""
+def _operand(node: fx.Node, scattered: bool) -> fx.Node | None:
+    """Return what a node of a reduction works on, None for a node of anything else."""
     source = node.args[0]
     if not isinstance(source, fx.Node):
         return None
     if node.target in (WAIT, torch.ops.aten.contiguous.default):
         return source
     calls = collective_calls(source if is_getitem(node) else node)
-    if not calls:
-        return None
+    if not calls:  # what lays pieces in order around a reduce-scatter
+        return source if scattered and not is_getitem(node) and node.all_input_nodes == [source] else None
     call = calls[int(node.args[1])] if is_getitem(node) else calls[0]  # type: ignore[arg-type]
-    return call.operand if call.kind == "all_reduce" and call.arguments[0] == "sum" else None
+    kinds = ("all_reduce", "reduce_scatter") if scattered else ("all_reduce",)
+    return call.operand if call.kind in kinds and call.arguments[0] == "sum" else None
 
 
 def _copy(backward: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, fx.Node], list[Any]]:
@@ -137,6 +164,8 @@ def _shrink(bucket: fx.Node) -> None:
     parts = sorted(bucket.users, key=lambda part: int(part.args[1]))  # type: ignore[arg-type]
     kept = [int(part.args[1]) for part in parts]  # type: ignore[arg-type]
     bucket.args = ([bucket.args[0][index] for index in kept], *bucket.args[1:])  # type: ignore[index,misc]
+    for key in ("val", "members"):
+        bucket.meta[key] = [bucket.meta[key][index] for index in kept]
     for place, part in enumerate(parts):
         part.args = (bucket, place)
 

@@ -7,7 +7,8 @@ reduces what is left. All of it happens alike on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,27 @@ from autopar.passes.defer_reductions import defer_reductions
 from autopar.passes.improve.setting import Setting
 from autopar.passes.local_program import LocalProgram
 from autopar.placement import Layout
+from autopar.runtime.carry_hooks import is_watched
 from autopar.runtime.optimizer_steps import steps_taken
 from autopar.runtime.own_memory import lone_results
 
 Ready = Callable[[fx.GraphModule], fx.GraphModule]
+
+
+@dataclass
+class Holding:
+    """Whether all gradients are asked to wait, scattered ones too: inside ``ParallelModule.no_sync``."""
+
+    on: bool = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Ask for it inside ``with``."""
+        before, self.on = self.on, True
+        try:
+            yield
+        finally:
+            self.on = before
 
 
 class Accumulation:
@@ -60,7 +78,13 @@ class WaitingBackward:
 
     @classmethod
     def of(
-        cls, local: LocalProgram, positions: Sequence[int | None], ready: Ready, setting: Setting
+        cls,
+        local: LocalProgram,
+        positions: Sequence[int | None],
+        ready: Ready,
+        setting: Setting,
+        *,
+        scattered: bool = False,
     ) -> WaitingBackward | None:
         """Return them for a lowered program, None where no gradient can wait.
 
@@ -69,8 +93,9 @@ class WaitingBackward:
             positions: where the gradient of each placeholder of the forward is among the results.
             ready: makes a graph of a lowered program run here.
             setting: of the program's plan.
+            scattered: gradients that are reduced and scattered wait too, whole.
         """
-        found = defer_reductions(local)
+        found = defer_reductions(local, scattered=scattered)
         if found is None:
             return None
         layouts = dict(zip(found.positions, found.layouts, strict=True))
@@ -81,6 +106,26 @@ class WaitingBackward:
             layouts,
             tuple(positions.index(position) for position in found.positions),
         )
+
+
+def may_wait(parameters: Sequence[Tensor], patterns: Sequence[DTensor], holding: Holding) -> bool:
+    """Tell whether gradients may wait now.
+
+    A hook looks at the gradient of each backward, which is not known while it waits. What an earlier backward reduced
+    is not added to sums that are not.
+
+    Args:
+        parameters: whose gradients may wait.
+        patterns: a DTensor of each one's partial sums, for its placements.
+        holding: whether they were asked to.
+    """
+    if any(is_watched(parameter) for parameter in parameters):
+        return False
+    grads = [parameter.grad for parameter in parameters]
+    return not holding.on or all(
+        grad is None or (isinstance(grad, DTensor) and grad.placements == pattern.placements)
+        for grad, pattern in zip(grads, patterns, strict=True)
+    )
 
 
 def earlier_sums(parameters: Sequence[Tensor], patterns: Sequence[DTensor]) -> list[Tensor] | None:
@@ -106,6 +151,19 @@ def earlier_sums(parameters: Sequence[Tensor], patterns: Sequence[DTensor]) -> l
             local = pattern.to_local()
             sums.append(torch.zeros(local.shape, dtype=local.dtype, device=parameter.device))
     return sums
+
+
+def settle(gradients: Sequence[Tensor | None], parameters: Mapping[int, Tensor]) -> None:
+    """Reduce the sums that waiting backwards left where a gradient arrives that lies otherwise. Collective then.
+
+    Args:
+        gradients: that will be accumulated.
+        parameters: whose they are, by position.
+    """
+    for position, parameter in parameters.items():
+        new, held = gradients[position], parameter.grad
+        if isinstance(new, DTensor) and isinstance(held, DTensor) and new.placements != held.placements:
+            reduce_sums(parameter)
 
 
 def _reduce_the_rest(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

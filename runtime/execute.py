@@ -22,9 +22,8 @@ from autopar.passes.program import Input, Output, Program, outputs_behind_gradie
 from autopar.passes.torch_private import clear_saved_tensors, graph_is_kept
 from autopar.placement import REPLICATE, Layout, from_dtensor, local_shape, to_dtensor
 from autopar.plans import Plan
-from autopar.runtime.accumulation import Accumulation, WaitingBackward, earlier_sums
+from autopar.runtime.accumulation import Accumulation, Holding, WaitingBackward, earlier_sums, may_wait, settle
 from autopar.runtime.beside_loss import Again, Widen
-from autopar.runtime.carry_hooks import is_watched
 from autopar.runtime.compile_segments import compile_segments
 from autopar.runtime.gate import Gate
 from autopar.runtime.groups import MeshGroups, bind_groups
@@ -66,6 +65,7 @@ class Executable:
         random: it draws random numbers.
         versions: of the parameters that the backward reads as they rest.
         widen: makes the executable of the same calls that differentiates the outputs beside the loss too.
+        holding: tells whether all gradients wait.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class Executable:
         self.widen: Widen | None = None
         self._patterns: dict[tuple[int, Layout], DTensor] = {}
         self._accumulation = Accumulation()
+        self.holding = Holding()
+        self._waiting: dict[bool, WaitingBackward | None] = {}
         self._narrow: dict[tuple[str, ...], tuple[fx.GraphModule, tuple[bool, ...]]] = {}
         self._parameter_slots = [i for i, slot in enumerate(self.slots) if slot.role.kind == "parameter"]
         for result in self._returns:
@@ -253,10 +255,17 @@ class Executable:
         """Tell for every output tensor whether autograd may see it as computed from the inputs."""
         return [result.role.differentiable for result in self._returns_of_module]
 
-    @cached_property
-    def _waiting(self) -> WaitingBackward | None:
-        """The backward whose gradients wait for those of later ones, made when it is first needed."""
-        return WaitingBackward.of(self.local, self._gradient_slots, self._ready, Setting(self.plan.mesh, (), ()))
+    def _waiting_form(self, scattered: bool) -> WaitingBackward | None:
+        """Return the backward whose gradients wait for those of later ones, made when it is first needed."""
+        if scattered not in self._waiting:
+            setting = Setting(self.plan.mesh, (), ())
+            self._waiting[scattered] = WaitingBackward.of(
+                self.local, self._gradient_slots, self._ready, setting, scattered=scattered
+            )
+        return self._waiting[scattered]
+
+    def _patterns_of(self, form: WaitingBackward) -> list[DTensor]:
+        return [self._pattern(position, result) for position, result in self._sums(form).items()]
 
     def parameters_of(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the parameters among the arguments of the forward, by position."""
@@ -295,20 +304,22 @@ class Executable:
         held: tuple[int, ...] = ()
         lone = self._lone
         missing = tuple(role.node for role in self._tangents if role.index not in reached)
-        more_follow = self._accumulation.more_follow()
+        more_follow = self._accumulation.more_follow() and True not in self._waiting  # or the user says which wait
         if missing:
             backward, lone = self._without(missing)
-        elif more_follow:
-            # A hook looks at the gradient of each backward, which is not known while it waits.
-            if self._waiting is not None and not any(is_watched(parameters[slot]) for slot in self._waiting.slots):
-                backward, results, lone = self._waiting.without, self._sums, self._waiting.lone
-        elif "_sums" in vars(self) and self._waiting is not None:
-            patterns = [self._pattern(position, self._sums[position]) for position in self._waiting.layouts]
-            earlier = earlier_sums([parameters[slot] for slot in self._waiting.slots], patterns)
-            if earlier is not None:
-                backward = self._waiting.resumed
-                tangents += earlier
-                held = self._waiting.slots
+        elif self.holding.on or more_follow:
+            form = self._waiting_form(self.holding.on)
+            waiting = [parameters[slot] for slot in form.slots] if form is not None else []
+            if form is not None and may_wait(waiting, self._patterns_of(form), self.holding):
+                backward, lone = form.without, form.lone
+                results = [self._sums(form).get(position, result) for position, result in enumerate(results)]
+        else:
+            for form in filter(None, (self._waiting.get(True), self._waiting.get(False))):
+                earlier = earlier_sums([parameters[slot] for slot in form.slots], self._patterns_of(form))
+                if earlier is not None:
+                    backward, held = form.resumed, form.slots
+                    tangents += earlier
+                    break
         own = None if all(lone) else Owned([*saved, *tangents])
         arguments = [*saved, *tangents]
         if graph_is_kept():
@@ -355,14 +366,9 @@ class Executable:
         assert self.local.backward is not None
         return lone_results(self.local.backward, Setting(self.plan.mesh, (), ()))
 
-    @cached_property
-    def _sums(self) -> list[Result]:
-        """What the backward gives when gradients wait: sums on each rank. There once any have waited."""
-        layouts = {} if self._waiting is None else self._waiting.layouts
-        return [
-            replace(result, layout=layouts[position]) if position in layouts else result
-            for position, result in enumerate(self._gradients)
-        ]
+    def _sums(self, form: WaitingBackward) -> dict[int, Result]:
+        """Return what the backward gives in the place of gradients that wait, by position: sums on each rank."""
+        return {at: replace(self._gradients[at], layout=layout) for at, layout in form.layouts.items()}
 
     def _pattern(self, position: int, result: Result) -> DTensor:
         """Return a DTensor without data that lies as a gradient does."""
@@ -446,5 +452,6 @@ class _Step(torch.autograd.Function):
             given = again.gradients(executable.widen(), gradients)
         else:
             given = executable.run_backward(saved, gradients, ctx.parameters)
+        settle(given, ctx.parameters)
         hand_over(given, ctx.parameters, ctx.next_functions)
         return (None, None, *given)

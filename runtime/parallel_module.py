@@ -6,6 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from autopar.errors import InputError, OptionError, PlanError
 from autopar.passes.program import Program
 from autopar.placement import Layout, from_dtensor, layout_name, parse_layout
 from autopar.plans import Options, Plan
+from autopar.runtime.accumulation import Holding
 from autopar.runtime.agree import require_equal, require_everyone
 from autopar.runtime.choose_axis import is_open
 from autopar.runtime.compile import Compiler, share_plan
@@ -134,6 +136,19 @@ class ParallelModule(Mirror):
         """
         return self._engine.call(args, kwargs)
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients wait: several backwards share one reduction, ZeRO-1 in place of ZeRO-2.
+
+        The first backward behind it reduces the sums together with its own gradients, or the optimizer's step does.
+        Until then each rank holds its part of every gradient, whole where the plan reduces and scatters it: more than
+        the plan's memory says. Every rank enters it alike. A step in micro-batches reduces once a call here too.
+
+        >>> with model.no_sync():  # doctest: +SKIP
+        ...     model(x, y).backward()
+        >>> model(x, y).backward()  # doctest: +SKIP
+        """
+        return self._engine.holding.held()
+
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> Tensor:
@@ -199,6 +214,7 @@ class _Engine:
         self._given = given
         self._executables: dict[Signature, Executable | StagedExecutable] = {}
         self._current: Plan | None = given
+        self.holding = Holding()
         self.groups: MeshGroups = compiler.groups
         self.stage = compiler.stage
         self.placed = False
@@ -299,6 +315,7 @@ class _Engine:
                 "detach it, or allow more memory"
             )
         self._executables[call.signature] = made
+        made.holding = self.holding
         return made
 
     def _pin_stages(self, options: Options) -> Options:
@@ -328,6 +345,7 @@ class _Engine:
         self._executables[call.signature] = executable
         self._current = executable.plan
         if isinstance(executable, Executable):
+            executable.holding = self.holding
             executable.widen = functools.cache(functools.partial(self._wider, without_data(call), situation))
 
 

@@ -58,11 +58,12 @@ def _can_take(node: fx.Node, operand: fx.Node, memories: Memories, setting: Sett
 def written_arguments(module: fx.GraphModule) -> tuple[int, ...]:
     """Return which arguments a lowered graph writes into, by position."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    written = {operand for node in module.graph.nodes for operand in _written(node)}
+    written = {operand for node in module.graph.nodes for operand in written_operands(node)}
     return tuple(position for position, node in enumerate(placeholders) if node in written)
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written_operands(node: fx.Node) -> list[fx.Node]:
+    """Return the operands that an op writes into."""
     if not isinstance(node.target, OpOverload):
         return []
     return [

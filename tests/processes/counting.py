@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -111,6 +112,46 @@ def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tupl
         for each in optimizers:
             each.zero_grad()
     return counts, sum(parameter.nbytes for parameter in model.parameters()), worst
+
+
+def count_held(sizes: tuple[int, ...], steps: tuple[str, ...]) -> tuple[list[float], float]:
+    """Return how often each step of sharded data parallelism reduces all gradients, and the largest difference.
+
+    Gradients are compared with one device's after every backward, parameters after every step.
+
+    Args:
+        sizes: of the mesh.
+        steps: one letter a backward of a step: ``h`` inside ``no_sync``, ``w`` there with a hook,
+            ``o`` outside.
+    """
+    built = build("mlp")
+    _, args, kwargs = built
+    program = annotate(capture(built[0], args, kwargs))
+    rest = {role.name: (0,) * len(sizes) for role in program.inputs if role.kind == "parameter"}
+    plan = complete_plan(program, Mesh(sizes), batch_choices(program), rest)
+    parallel, model = split(built, sizes, plan=plan)
+    groups = parallel._engine.groups
+    pairs = list(zip(parallel.parameters(), model.parameters(), strict=True))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (parallel, model)]
+    counts, worst = [], 0.0
+    for letters in steps:
+        counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
+        for letter in letters:
+            hook = pairs[0][0].register_hook(lambda gradient: None) if letter == "w" else None
+            with counting, nullcontext() if letter == "o" else parallel.no_sync():
+                loss_of(parallel(*args, **kwargs)).backward()
+            if hook is not None:
+                hook.remove()
+            loss_of(model(*args, **kwargs)).backward()
+            worst = max(worst, *(difference(mine.grad, whole.grad) for mine, whole in pairs))
+        with counting:
+            optimizers[0].step()
+        optimizers[1].step()
+        worst = max(worst, *(difference(mine, whole) for mine, whole in pairs))
+        counts.append(sum(num_bytes for kind, _, num_bytes in counting.moves if kind == "reduce_scatter"))
+        for each in optimizers:
+            each.zero_grad()
+    return [count / counts[0] for count in counts], worst
 
 
 def difference(mine: Any, whole: torch.Tensor) -> float:

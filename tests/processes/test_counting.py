@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes.counting import count_accumulated, count_collectives, count_reductions
+from tests.processes.counting import count_accumulated, count_collectives, count_held, count_reductions
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -54,4 +54,12 @@ def test_gradients_are_reduced_once_a_step(pool: Callable[[int], Pool]) -> None:
     assert counts[2] == counts[3] == 3 * losses + reductions
     assert counts[4] == 2 * losses + reductions, "the optimizer's step reduced what was left"
     assert counts[5] == 4 * losses + 3 * reductions, "two were expected; the third and fourth came on their own"
+    assert worst < 1e-5
+
+
+def test_scattered_gradients_wait_inside_no_sync(pool: Callable[[int], Pool]) -> None:
+    """ZeRO-1 when asked: one reduction a step, by a backward outside or the optimizer; without it one a backward."""
+    steps = {"o": 1, "ooo": 3, "hho": 1, "hhh": 1, "hoo": 2, "ohh": 3, "hho ": 1, "hw": 2}
+    (counts, worst), *_ = pool(2).run(count_held, (2,), tuple(letters.strip() for letters in steps))
+    assert dict(zip(steps, counts, strict=True)) == steps
     assert worst < 1e-5
