@@ -76,8 +76,9 @@ class Joint:
             wrapped = self._wrapped(arguments)
             before = [torch_private.unwrap(tensor) for tensor in wrapped]
             with self._in_place(wrapped) as (state, flat):
-                with TraceOps(self.recorder):
+                with TraceOps(self.recorder) as ops_seen:
                     leaves = self._forward(flat)
+                ops_seen.places.require_unwritten()
                 # A view of what was written to is computed when it is unwrapped: that belongs to the forward too.
                 results = [torch_private.unwrap(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
                 for buffer in self.model.buffers():

@@ -40,6 +40,7 @@ from .trace_checks import passing_number, passing_value
 from .trace_constants import READS, Constants, NotConstant
 from .trace_encoder import padded_encoder
 from .trace_flat import FlatViews
+from .trace_places import Places
 from .trace_recorder import TraceRecorder, first_frame, user_line
 
 Rewrite = Callable[..., Any]
@@ -79,6 +80,7 @@ class TraceOps(TorchFunctionMode):
         self.recorder = recorder
         self.flat = FlatViews()
         self.constants = Constants()
+        self.places = Places()
         self._inside: list[Any] = []
         self._mirrored = torch.is_autocast_enabled("cuda")
 
@@ -125,7 +127,10 @@ class TraceOps(TorchFunctionMode):
                 return self.constants.made(func, args, kwargs)
             except NotConstant:
                 pass
-            raise
+            result = self.places.call(func, args, self.recorder.source)
+            if result is NotImplemented:
+                raise
+            return result
 
     def _repeated(self, input: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments of ``repeat_interleave`` with the length of its result where that is a constant."""
