@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ class Mirror(nn.Module):
                 "parallelize, and would not see another. Set it before, make it a buffer (register_buffer), or pass it "
                 "as an argument of the call"
             )
+        if name in self._modules and value is not self._modules[name]:
+            raise InputError(
+                f"{name} is a part of the original: programs were made of it, and would not see another. Replace it in "
+                "the original, and call parallelize again"
+            )
         super().__setattr__(name, value)
 
 
@@ -57,6 +62,63 @@ class Branch(Mirror):
             f"a part of a parallel module ({self._original}) can't be called alone: its program is one graph; "
             "call the whole module, or keep the original for partial calls"
         )
+
+    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
+        raise OptionError(
+            f"a part of a parallel module ({self._original}) is not called, so that a hook on it would never run; "
+            "register it on the original before parallelize, or on the whole module"
+        )
+
+    register_forward_hook = register_forward_pre_hook = _refuse_hook
+    register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = _refuse_hook
+
+
+class Rows(Branch):
+    """The branch of a list: its parts have places too."""
+
+    def __len__(self) -> int:
+        return len(self._parameters) + len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*self._parameters.values(), *self._modules.values()])
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return list(self)[place]
+
+
+class Table(Branch):
+    """The branch of a dict: its parts are found by their keys too."""
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.keys()
+
+    def __getitem__(self, key: str) -> Any:
+        return dict(self.items())[key]
+
+    def keys(self) -> list[str]:
+        """Return the keys."""
+        return [*self._parameters, *self._modules]
+
+    def values(self) -> list[Any]:
+        """Return the parts."""
+        return [*self._parameters.values(), *self._modules.values()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return key and part of each."""
+        return list(zip(self.keys(), self.values()))
+
+
+def _branch(module: nn.Module) -> Branch:
+    name = type(module).__name__
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ParameterList)):
+        return Rows(name)
+    return Table(name) if isinstance(module, (nn.ModuleDict, nn.ParameterDict)) else Branch(name)
 
 
 def describe_state(model: nn.Module) -> list[str]:
@@ -122,7 +184,7 @@ def mirror(
     for _, buffer in model.named_buffers():
         buffers[id(buffer)] = share_tensor(buffer.detach(), groups)
     for module in model.modules():
-        copies.setdefault(id(module), Branch(type(module).__name__))
+        copies.setdefault(id(module), _branch(module))
     for module in model.modules():
         copy = copies[id(module)]
         copy.training = module.training

@@ -39,6 +39,30 @@ def test_part_refuses_to_run(groups: MeshGroups) -> None:
     mirror(Tied(), root, groups, {})
     with pytest.raises(OptionError, match=r"\(Linear\) can't be called alone"):
         root.head(torch.zeros(1))
+    for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
+        with pytest.raises(OptionError, match=r"\(Linear\) is not called, so that a hook on it would never run"):
+            getattr(root.head, f"register_{kind}_hook")(print)
+    with pytest.raises(InputError, match="head is a part of the original"):
+        root.head = nn.Linear(2, 2)
+    root.head = root.head
+
+
+def test_parts_of_lists_and_dicts(groups: MeshGroups) -> None:
+    """They are found by place and by key, as in the original: for groups of an optimizer, say."""
+    model: Any = nn.Module()
+    model.rows = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    model.layers, model.empty = nn.ModuleList([nn.Linear(1, 1)]), nn.ModuleList()
+    model.scales = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(3))])
+    model.heads = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(3, 3)})
+    model.shifts = nn.ParameterDict({"b": nn.Parameter(torch.ones(4))})
+    root: Any = Mirror()
+    mirror(model, root, groups, {})
+    assert root.rows[-1] is root.rows.get_submodule("2") and len(root.rows) == 3 and len(root.rows[1:]) == 2
+    assert [part.weight.shape for part in root.layers] == [(1, 1)] and not root.empty
+    assert [tuple(scale.shape) for scale in root.scales] == [(2,), (3,)] and root.scales[1].requires_grad
+    assert list(root.heads) == ["a", "b"] and root.heads["b"].weight.shape == (3, 3) and "c" not in root.heads
+    assert [(key, tuple(value.shape)) for key, value in root.shifts.items()] == [("b", (4,))]
+    assert list(root.state_dict()) == list(model.state_dict())
 
 
 def test_attributes_that_were_traced(groups: MeshGroups) -> None:
