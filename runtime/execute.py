@@ -20,7 +20,7 @@ from autopar.passes.leave_out_tangents import leave_out_tangents
 from autopar.passes.local_program import LocalProgram
 from autopar.passes.program import Input, Output, Program, outputs_behind_gradients
 from autopar.passes.torch_private import clear_saved_tensors, graph_is_kept
-from autopar.placement import REPLICATE, Layout, from_dtensor, local_shape, to_dtensor
+from autopar.placement import REPLICATE, Layout, local_shape, to_dtensor
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation, Holding, WaitingBackward, earlier_sums, may_wait, settle
 from autopar.runtime.beside_loss import Again, Widen
@@ -32,6 +32,7 @@ from autopar.runtime.kept_copies import KeptCopies, take_out_gathers
 from autopar.runtime.own_memory import Owned, contiguous_copy, lone_results
 from autopar.runtime.randomness import draws_randomness, shared_randomness
 from autopar.runtime.state import as_dtensor, as_dtensor_like, local_of
+from autopar.runtime.tangents import Tangents
 from autopar.runtime.updates import Updates
 from autopar.runtime.versions import Versions, require_unchanged
 
@@ -97,13 +98,11 @@ class Executable:
         self._returns = self._results("output", "buffer")
         self._returns_of_module = [result for result in self._returns if result.role.kind == "output"]
         self._gradients = self._results("gradient")
-        self._tangents = [role for role in local.inputs if role.kind == "tangent"]
-        self._tangent_vals = self._tangent_values()
         self._gradient_slots = self._find_gradients()
         self._behind = outputs_behind_gradients(program)
-        wanted = {role.index for role in self._tangents}
         leaves = [result.role for result in self._returns_of_module]
-        self._beside = [leaf.differentiable and leaf.index not in wanted for leaf in leaves]
+        self._tangents = Tangents(local, leaves, groups.device)
+        self._beside = [leaf.differentiable and leaf.index not in self._tangents.indices for leaf in leaves]
         self.widen: Widen | None = None
         self._patterns: dict[tuple[int, Layout], DTensor] = {}
         self._accumulation = Accumulation()
@@ -132,12 +131,6 @@ class Executable:
             if role.kind in kinds and role.node is not None:
                 out.append(Result(role, layout or (), tuple(nodes[role.node].meta["val"].shape)))
         return out
-
-    def _tangent_values(self) -> list[Tensor]:
-        if self.local.backward is None:
-            return []
-        placeholders = [node for node in self.local.backward.graph.nodes if node.op == "placeholder"]
-        return [node.meta["val"] for node in placeholders[self.local.num_saved :]]
 
     def _find_gradients(self) -> list[int | None]:
         position = {result.role.of: i for i, result in enumerate(self._gradients)}
@@ -299,14 +292,14 @@ class Executable:
             InputError: a gradient reached an output that is not differentiated.
         """
         assert self._backward is not None
-        backward, results, tangents = self._backward, self._gradients, self._incoming(gradients)
-        reached = {r.role.index for r, gradient in zip(self._returns_of_module, gradients) if gradient is not None}
+        backward, results, tangents = self._backward, self._gradients, self._tangents.local(gradients)
+        reached = self._tangents.reached(gradients)
         held: tuple[int, ...] = ()
         lone = self._lone
-        missing = tuple(role.node for role in self._tangents if role.index not in reached)
+        there, missing = self._tangents.named(reached)
         more_follow = self._accumulation.more_follow() and True not in self._waiting  # or the user says which wait
         if missing:
-            backward, lone = self._without(missing)
+            backward, lone = self._without(there, missing)
         elif self.holding.on or more_follow:
             form = self._waiting_form(self.holding.on)
             waiting = [parameters[slot] for slot in form.slots] if form is not None else []
@@ -343,12 +336,11 @@ class Executable:
             out.append(self._outgoing(position, slot, results[position], value))
         return out
 
-    def _without(self, missing: tuple[str, ...]) -> tuple[fx.GraphModule, tuple[bool, ...]]:
+    def _without(self, there: tuple[str, ...], missing: tuple[str, ...]) -> tuple[fx.GraphModule, tuple[bool, ...]]:
         """Return the backward without what only ``missing`` tangents lead to, and which of its results lie alone."""
         known = self._narrow.get(missing)
         if known is None:
             assert self.local.backward is not None
-            there = [role.node for role in self._tangents if role.node not in missing]
             half = leave_out_tangents(self.local.backward, there, missing)
             known = self._ready(half), lone_results(half, Setting(self.plan.mesh, (), ()))
             self._narrow[missing] = known
@@ -390,35 +382,6 @@ class Executable:
         if result.layout != slot.layout and result is self._gradients[position]:
             placed = placed.redistribute(placements=to_dtensor(slot.layout))
         return placed if slot.role.kind == "parameter" else placed.to_local()
-
-    def _incoming(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        wanted = {role.index for role in self._tangents}
-        by_index: dict[int, Tensor] = {}
-        for result, gradient in zip(self._returns_of_module, gradients):
-            if gradient is None:
-                continue
-            if result.role.index not in wanted:
-                raise InputError(
-                    f"a gradient reached the output {result.role.name}, but beside a loss only the loss is "
-                    "differentiated; use outputs='full', put the term into the loss inside the module, or detach it"
-                )
-            by_index[result.role.index] = gradient
-        out = []
-        for role, val in zip(self._tangents, self._tangent_vals):
-            gradient = by_index.get(role.index)
-            if gradient is None:
-                out.append(torch.zeros(val.shape, dtype=val.dtype, device=self._groups.device))
-            else:
-                given = self._tangent(gradient, self.local.input_layouts[role.node]).to(val.dtype)
-                out.append(given.resolve_conj().contiguous())
-        return out
-
-    def _tangent(self, gradient: Tensor, layout: Layout) -> Tensor:
-        if isinstance(gradient, DTensor):
-            if from_dtensor(gradient.placements) != layout:
-                gradient = gradient.redistribute(placements=to_dtensor(layout))
-            return gradient.to_local()
-        return gradient
 
 
 class _Step(torch.autograd.Function):
