@@ -28,7 +28,7 @@ CASES: list[tuple[str, tuple[str, ...], tuple[int, ...], float, dict[str, Any]]]
 ]
 
 
-@pytest.mark.parametrize(("name", "axes", "sizes", "dropout", "options"), CASES)
+@pytest.mark.parametrize(("name", "axes", "sizes", "dropout", "options"), todays(CASES, lambda case: case[1], more=1))
 def test_training(
     pool: Pools, name: str, axes: tuple[str, ...], sizes: tuple[int, ...], dropout: float, options: dict[str, Any]
 ) -> None:

@@ -42,7 +42,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "dropout", "how"), todays(CASES, lambda case: case[0], more=1))
+@pytest.mark.parametrize(("name", "sizes", "dropout", "how"), todays(CASES, lambda case: case[1], more=2))
 def test_training(pool: Pools, name: str, sizes: tuple[int, ...], dropout: float, how: str) -> None:
     """Three steps under a plan of any kind are those of one process."""
     size = 1
