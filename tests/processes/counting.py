@@ -82,40 +82,29 @@ def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], int, list[str]
 def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tuple[list[int], int, float]:
     """Return the bytes that each step of data parallelism sums, those of all gradients, and the largest difference.
 
-    Gradients are compared with one device's after every backward, parameters after every step.
-
     Args:
         sizes: of the mesh.
         backwards: how many each step has.
     """
-    built = build("mlp")
-    _, args, kwargs = built
-    program = annotate(capture(built[0], args, kwargs))
-    plan = complete_plan(program, Mesh(sizes), batch_choices(program), {})
-    parallel, model = split(built, sizes, plan=plan)
-    groups = parallel._engine.groups
-    pairs = list(zip(parallel.parameters(), model.parameters(), strict=True))
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (parallel, model)]
-    counts, worst = [], 0.0
-    for count in backwards:
-        counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
-        for _ in range(count):
-            with counting:
-                loss_of(parallel(*args, **kwargs)).backward()
-            loss_of(model(*args, **kwargs)).backward()
-            worst = max(worst, *(difference(mine.grad, whole.grad) for mine, whole in pairs))
-        with counting:
-            optimizers[0].step()
-        optimizers[1].step()
-        worst = max(worst, *(difference(mine, whole) for mine, whole in pairs))
-        counts.append(sum(num_bytes for kind, _, num_bytes in counting.moves if kind == "all_reduce"))
-        for each in optimizers:
-            each.zero_grad()
-    return counts, sum(parameter.nbytes for parameter in model.parameters()), worst
+    return _train(sizes, tuple("o" * count for count in backwards), "all_reduce", {})
 
 
 def count_held(sizes: tuple[int, ...], steps: tuple[str, ...]) -> tuple[list[float], float]:
     """Return how often each step of sharded data parallelism reduces all gradients, and the largest difference.
+
+    Args:
+        sizes: of the mesh.
+        steps: as ``_train`` takes them; the first reduces once.
+    """
+    names = [name for name, _ in build("mlp")[0].named_parameters()]
+    counts, _, worst = _train(sizes, steps, "reduce_scatter", {name: (0,) * len(sizes) for name in names})
+    return [count / counts[0] for count in counts], worst
+
+
+def _train(
+    sizes: tuple[int, ...], steps: tuple[str, ...], kind: str, rest: dict[str, tuple[int, ...]]
+) -> tuple[list[int], int, float]:
+    """Return the bytes that each step moves by one kind, those of all parameters, and the largest difference.
 
     Gradients are compared with one device's after every backward, parameters after every step.
 
@@ -123,11 +112,12 @@ def count_held(sizes: tuple[int, ...], steps: tuple[str, ...]) -> tuple[list[flo
         sizes: of the mesh.
         steps: one letter a backward of a step: ``h`` inside ``no_sync``, ``w`` there with a hook,
             ``o`` outside.
+        kind: of the collectives that are counted.
+        rest: parameter -> layout where it rests, whole by default.
     """
     built = build("mlp")
     _, args, kwargs = built
     program = annotate(capture(built[0], args, kwargs))
-    rest = {role.name: (0,) * len(sizes) for role in program.inputs if role.kind == "parameter"}
     plan = complete_plan(program, Mesh(sizes), batch_choices(program), rest)
     parallel, model = split(built, sizes, plan=plan)
     groups = parallel._engine.groups
@@ -148,10 +138,10 @@ def count_held(sizes: tuple[int, ...], steps: tuple[str, ...]) -> tuple[list[flo
             optimizers[0].step()
         optimizers[1].step()
         worst = max(worst, *(difference(mine, whole) for mine, whole in pairs))
-        counts.append(sum(num_bytes for kind, _, num_bytes in counting.moves if kind == "reduce_scatter"))
+        counts.append(sum(num_bytes for found, _, num_bytes in counting.moves if found == kind))
         for each in optimizers:
             each.zero_grad()
-    return [count / counts[0] for count in counts], worst
+    return counts, sum(parameter.nbytes for parameter in model.parameters()), worst
 
 
 def difference(mine: Any, whole: torch.Tensor) -> float:
