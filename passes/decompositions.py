@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import torch_private
+from .decompose_batch_norm import BATCH_NORMS
 from .trace_linalg import check_errors
 from .trace_loss import widen
 from .trace_random import keep_mask
@@ -20,8 +21,6 @@ aten = torch.ops.aten
 _FROM_TORCH: tuple[Any, ...] = (
     aten._softmax, aten._softmax_backward_data, aten._log_softmax, aten._log_softmax_backward_data,
     aten._safe_softmax, aten.logsumexp, aten.linalg_vector_norm,
-    aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
-    aten._native_batch_norm_legit_no_training, aten.native_batch_norm_backward,
     aten.native_group_norm, aten.native_group_norm_backward,
     aten._fused_rms_norm, aten._fused_rms_norm_backward,
     aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward,
@@ -29,13 +28,6 @@ _FROM_TORCH: tuple[Any, ...] = (
     aten.huber_loss, aten.huber_loss_backward, aten.binary_cross_entropy, aten.binary_cross_entropy_backward,
     aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.soft_margin_loss_backward,
     aten._euclidean_dist, aten.addr, aten.native_dropout_backward,
-)  # fmt: skip
-
-
-_NORMS = (
-    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default, aten.native_group_norm.default,
 )  # fmt: skip
 
 
@@ -206,8 +198,9 @@ def conjugate(value: Tensor | complex) -> Tensor:
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """Return ATen op -> function that writes it in simpler ops."""
     table: dict[Any, Callable[..., Any]] = dict(torch_private.get_decompositions(_FROM_TORCH))
-    table |= {op: _in_memory_format(function) for op, function in table.items() if op in _NORMS}
+    table |= BATCH_NORMS
     table |= {
+        aten.native_group_norm.default: _in_memory_format(table[aten.native_group_norm.default]),
         aten.mean.default: mean,
         aten.mean.dim: mean,
         aten.var_mean.correction: var_mean,

@@ -20,8 +20,7 @@ def estimate_totals(
 
     A mean over the batch is then that of the micro-batch, in the forward and in the backward alike, and a gradient the
     sum of the micro-batches' gradients. What does not run for each micro-batch, new running statistics among it, still
-    reads the true totals: a running mean moves once a step, towards the mean of the batch; a running variance towards
-    the mean of the micro-batches' variances.
+    reads the true totals: running statistics move once a step, towards those of the batch.
 
     Args:
         graph: of a micro-batch; changed in place.

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from autopar.passes.cost.storages import CPU_KERNELS
 from autopar.passes.cost.storages import KERNELS as ANY_KERNELS
-from autopar.passes.ops import attention_kernels
+from autopar.passes.ops import attention_kernels, norms
 
 _ATEN: Any = torch.ops.aten
 _NN: Any = torch._C._nn
@@ -79,6 +79,7 @@ KERNELS: dict[str, Mapping[Any, Callable[..., Any]]] = {
     "cpu": CPU_KERNELS,
     "cuda": {
         **ANY_KERNELS,
+        **norms.KERNELS,
         torch.ops.autopar.attention.default: attention_kernels.forward_cuda,
         torch.ops.autopar.attention_backward.default: attention_kernels.backward_cuda,
     },

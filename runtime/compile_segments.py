@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from autopar.errors import LoweringError
 from autopar.passes.collective_calls import WAIT, is_collective
 from autopar.passes.cost.compute import is_view
+from autopar.passes.ops import norms
 from autopar.passes.program import has_many_results, is_getitem, touches_generator
 from autopar.passes.torch_private import compile_graph, take_arguments_in_a_list
 
@@ -128,7 +129,10 @@ def _body(run: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Sequence[fx.N
         inner[source] = body.placeholder(f"a{index}")
     for index, node in enumerate(run):
         inner[node] = body.create_node(
-            node.op, node.target, *fx.node.map_arg((node.args, dict(node.kwargs)), inner.__getitem__), name=f"v{index}"
+            node.op,
+            norms.MATH.get(node.target, node.target),
+            *fx.node.map_arg((node.args, dict(node.kwargs)), inner.__getitem__),
+            name=f"v{index}",
         )
     body.output(tuple(inner[node] for node in gives))
     return body

@@ -28,7 +28,7 @@ def _forward_of(kind: type[nn.Module], count: int) -> Any:
             return kind.forward(self, x)
         parts = x.chunk(count)
         if self.track_running_stats:
-            _move_statistics(self, x, parts)
+            _move_statistics(self, x)
         return torch.cat(
             [F.batch_norm(part, None, None, self.weight, self.bias, True, 0.0, self.eps) for part in parts]
         )
@@ -37,11 +37,9 @@ def _forward_of(kind: type[nn.Module], count: int) -> Any:
 
 
 @torch.no_grad()
-def _move_statistics(module: Any, x: Tensor, parts: tuple[Tensor, ...]) -> None:
+def _move_statistics(module: Any, x: Tensor) -> None:
     dims = [dim for dim in range(x.dim()) if dim != 1]
-    rows = x.numel() // x.shape[1]
     module.num_batches_tracked.add_(1)
     share = module.momentum if module.momentum is not None else 1.0 / float(module.num_batches_tracked)
-    variance = torch.stack([part.var(dims, unbiased=False) for part in parts]).mean(0) * rows / (rows - 1)
     module.running_mean.lerp_(x.mean(dims), share)
-    module.running_var.lerp_(variance, share)
+    module.running_var.lerp_(x.var(dims), share)

@@ -43,7 +43,7 @@ REDUCTIONS: frozenset[str] = frozenset(
         _aten._log_softmax_backward_data,
         _aten.native_layer_norm,
     )
-)
+) | {"autopar.moments", "autopar.normalise_sums"}
 """Ops that a compiler fuses with the pointwise ops around them, besides pointwise ops themselves."""
 
 POINTWISE: frozenset[str] = frozenset(
@@ -66,7 +66,7 @@ POINTWISE: frozenset[str] = frozenset(
         _aten.native_dropout_backward,
         torch.ops.prims.convert_element_type,
     )
-) | {"autopar.bernoulli"}
+) | {"autopar.bernoulli", "autopar.normalise", "autopar.normalise_backward"}
 """Ops without the tag that compute every element by itself."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..ops import attention_kernels, bernoulli
+from ..ops import attention_kernels, bernoulli, norms
 from ..torch_private import TorchDispatchMode
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "inputs", "outputs", "saved", "temporaries")
@@ -22,6 +22,7 @@ CPU_KERNELS: Kernels = {
     torch.ops.autopar.attention.default: attention_kernels.forward_cpu,
     torch.ops.autopar.attention_backward.default: attention_kernels.backward_cpu,
     torch.ops.autopar.bernoulli.default: bernoulli.kernel,
+    **norms.KERNELS,
 }
 """Ops that are written in Python -> their kernel on CPU, into which an account looks."""
 

@@ -19,7 +19,11 @@ from .memories import Memories, may_be_view, schema_arguments
 from .setting import Setting
 
 _ATEN: Any = torch.ops.aten
-_ALSO: dict[Any, Any] = {_ATEN.scatter_add.default: _ATEN.scatter_add_.default}
+_ALSO: dict[Any, Any] = {
+    _ATEN.scatter_add.default: _ATEN.scatter_add_.default,
+    torch.ops.autopar.normalise.default: torch.ops.autopar.normalise_.default,
+    torch.ops.autopar.normalise_backward.default: torch.ops.autopar.normalise_backward_.default,
+}
 """Not elementwise, but safe in their first operand."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.passes import ops as _ops  # noqa: F401  (defines torch.ops.autopar)
 from autopar.passes.program import tensor_operands
 from autopar.passes.rules.form import (
     arguments,
@@ -142,4 +143,54 @@ def batch_norm(node: fx.Node) -> Rule:
         same += [("c", i) for i, dims in enumerate(results) if i and dims != ["c"]]
     return make_rule(
         node, [image, *(["c"] for _ in shapes[1:])], results, roles={"c": "channel", "n": "batch"}, same=same
+    )
+
+
+_ROLES = {"n": "batch", "c": "channel"}
+
+
+def _image(node: fx.Node) -> list[str | None]:
+    rank = max(len(shape) for shape in operand_shapes(node))
+    return ["n", "c", *letters(rank - 2, "s")]
+
+
+def _summed(image: list[str | None]) -> dict[str, str]:
+    return {str(name): "sum" for name in image if name != "c"}
+
+
+@rule(torch.ops.autopar.moments.default)
+def moments(node: fx.Node) -> Rule:
+    """The sums that the statistics of a batch norm are read from: partial over the batch and over space."""
+    image = _image(node)
+    return make_rule(node, [image], [[None, "c"]], kinds=_summed(image), roles=_ROLES)
+
+
+@rule(torch.ops.autopar.normalise.default)
+def normalise(node: fx.Node) -> Rule:
+    """A batch norm by given statistics: everything is parallel."""
+    image = _image(node)
+    return make_rule(node, [image, *(["c"] for _ in operand_shapes(node)[1:])], [image], roles=_ROLES)
+
+
+@rule(torch.ops.autopar.normalise_sums.default)
+def normalise_sums(node: fx.Node) -> Rule:
+    """Sums of a gradient over the batch and over space, which are partial over them; linear in the gradient."""
+    image = _image(node)
+    return make_rule(
+        node,
+        [image, image, ["c"], ["c"]],
+        [["c"], ["c"]],
+        kinds=_summed(image),
+        roles=_ROLES,
+        linear=linear_groups(node, (0,)),
+    )
+
+
+@rule(torch.ops.autopar.normalise_backward.default)
+def normalise_backward(node: fx.Node) -> Rule:
+    """The gradient of what was normalised: everything is parallel; linear in the gradient with its two sums."""
+    image, last = _image(node), len(operand_shapes(node)) - 1
+    channels: list[list[str | None]] = [["c"] for _ in operand_shapes(node)[2:]]
+    return make_rule(
+        node, [image, image, *channels], [image], roles=_ROLES, linear=linear_groups(node, (1, last - 1, last))
     )

@@ -180,6 +180,10 @@ def enter_norms() -> None:
         c = d.size()
         return d.float(d.int(2, 6), c, *d.shape(1, 2)), c
 
+    def statistics(d: Draw, c: int) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(d.dtype, torch.float32)
+        return d.float(c).to(dtype), d.float(c).abs().to(dtype) + 0.5
+
     @generates(aten._native_batch_norm_legit_functional.default, dtypes=WIDE)
     def batch_norm(d: Draw) -> Arguments:
         x, c = batch(d)
@@ -194,3 +198,27 @@ def enter_norms() -> None:
     def batch_norm_no_stats(d: Draw) -> Arguments:
         x, c = batch(d)
         return (x, d.float(c), d.float(c), True, 0.1, 1e-5), {}
+
+    OWN = torch.ops.autopar
+
+    @generates(OWN.moments.default)
+    def moments(d: Draw) -> Arguments:
+        return (batch(d)[0] + d.int(-20, 20),), {}
+
+    @generates(OWN.normalise.default)
+    def normalise(d: Draw) -> Arguments:
+        x, c = batch(d)
+        given = d.of([(None, None), (d.float(c), d.float(c)), (d.float(c), None)])
+        return (x, *given, *statistics(d, c), 1e-5), {}
+
+    @generates(OWN.normalise_sums.default)
+    def normalise_sums(d: Draw) -> Arguments:
+        x, c = batch(d)
+        return (d.float(*x.shape), x, *statistics(d, c)), {}
+
+    @generates(OWN.normalise_backward.default)
+    def normalise_backward(d: Draw) -> Arguments:
+        x, c = batch(d)
+        mean, scale = statistics(d, c)
+        sums = statistics(d, c)
+        return (x, d.float(*x.shape), d.of([None, d.float(c)]), mean, scale, *sums, d.int(1, 9)), {}
