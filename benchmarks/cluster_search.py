@@ -35,9 +35,9 @@ from autopar.passes.region_variants import Conditions
 from autopar.passes.search_cluster import SPARE, ClusterSearcher, Found, hardware_conditions
 from autopar.plans import Options
 from benchmarks.models.transformer import build
-from benchmarks.predict_run import data_link, network, node_size
 from benchmarks.published_runs import Run, read_run
 from benchmarks.run_constants import CONSTANTS
+from benchmarks.run_links import data_link, network, node_size
 
 DATA = Path(__file__).resolve().parent / "data"
 CASES = ("llama3-8b", "llama3-70b", "llama3-405b", "gpt3-175b", "gpt-1t", "mt-nlg-530b")

@@ -43,11 +43,12 @@ FEWEST = 5
 
 
 class Pair(NamedTuple):
-    """Predicted and measured seconds of one row, and its number of stages."""
+    """Predicted and measured seconds of one row, its number of stages, and whether its model has routed experts."""
 
     predicted: float
     measured: float
     stages: int
+    experts: bool
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -109,20 +110,33 @@ def most_spearman(predicted: list[float], measured: list[float]) -> float | None
 
 
 def summarise(source: str, given: int, pairs: list[Pair], skipped: Counter[str]) -> dict[str, Any]:
-    """Return the row of one source: errors as fractions of the measured time, those without stages apart as well."""
-    whole = [pair for pair in pairs if pair.stages == 1]
+    """Return the row of one source: errors as fractions of the measured time, those of some kinds apart as well."""
     predicted, measured = [pair.predicted for pair in pairs], [pair.measured for pair in pairs]
     return {
         "source_id": source,
         **errors_of(pairs),
         "spearman": spearman(predicted, measured),
         "spearman_at_most": most_spearman(predicted, measured),
-        "without_stages": {**errors_of(whole), "rows_used": len(whole)},
+        **{kind: apart(pairs, kind) for kind in KINDS},
         "rows_given": given,
         "rows_used": len(pairs),
         "skipped": dict(sorted(skipped.items())),
         "fitted": source in FITTED,
     }
+
+
+KINDS = {
+    "without_stages": lambda pair: pair.stages == 1,
+    "without_experts": lambda pair: not pair.experts,
+    "with_experts": lambda pair: pair.experts,
+}
+"""Kinds of rows whose errors are shown apart."""
+
+
+def apart(pairs: list[Pair], kind: str) -> dict[str, Any]:
+    """Return the errors and the number of those rows that are of a kind."""
+    some = [pair for pair in pairs if KINDS[kind](pair)]
+    return {**errors_of(some), "rows_used": len(some)}
 
 
 def errors_of(pairs: list[Pair]) -> dict[str, float | None]:
@@ -156,7 +170,7 @@ def compare(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
         except (AutoparError, RuntimeError, ValueError, ArithmeticError) as error:
             skipped[run.source][f"can't be captured or split as it says: {type(error).__name__}"] += 1
             continue
-        pairs[run.source].append(Pair(found["seconds"], run.seconds, run.pp))
+        pairs[run.source].append(Pair(found["seconds"], run.seconds, run.pp, run.experts is not None))
         detail.append({"id": run.row_id, "source_id": run.source, "measured": run.seconds, **found})
     table = [summarise(source, given[source], pairs[source], skipped[source]) for source in sorted(given)]
     total: Counter[str] = sum(skipped.values(), Counter())
@@ -178,11 +192,11 @@ def show(table: list[dict[str, Any]]) -> str:
             name = row["source_id"] + (" (fitted)" if row["fitted"] else "")
             counts = f"{row['rows_used']:5} {row['rows_given']:5}"
             lines.append(f"{name:36} {row['mape']:7.1%} {row['worst']:7.1%} {rank:>8} {most:>8} {counts}")
-    apart = table[-1]["without_stages"]
-    if apart["rows_used"]:
-        lines.append(
-            f"{'of which without stages':36} {apart['mape']:7.1%} {apart['worst']:7.1%} {'':17} {apart['rows_used']:5}"
-        )
+    for kind in KINDS:
+        some = table[-1][kind]
+        if some["rows_used"]:
+            name = f"of which {kind.replace('_', ' ')}"
+            lines.append(f"{name:36} {some['mape']:7.1%} {some['worst']:7.1%} {'':17} {some['rows_used']:5}")
     lines.append("\nleft out, by rule:")
     lines += [f"{count:6}  {rule}" for rule, count in sorted(table[-1]["skipped"].items(), key=lambda item: -item[1])]
     return "\n".join(lines)

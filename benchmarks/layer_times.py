@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +41,9 @@ RESIDUAL = re.compile(r"^layers\.\d+$|norm$|o_proj$|down_proj$")
 
 GATE = {"layers.*.mlp.gate_proj": "column"}
 
+Seconds = defaultdict[tuple[bool, str, str], float]
+"""Whether in a layer, the half, the kind -> seconds, or kernels."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Half:
@@ -70,11 +74,33 @@ class Half:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One layer, or all that is outside of layers, and its parameters on a rank."""
+    """One layer, or all that is outside of layers, and its parameters on a rank.
+
+    Attributes:
+        forward, backward: of a micro-batch.
+        parameters: on a rank, those of routed experts apart.
+        experts: parameters of routed experts.
+    """
 
     forward: Half
     backward: Half
     parameters: float
+    experts: float = 0.0
+
+
+def with_casts(part: Part, times: float) -> Part:
+    """Return a part whose casts take ``times`` as long: 0 where products cast their operands themselves."""
+    forward, backward = (dataclasses.replace(half, casts=times * half.casts) for half in (part.forward, part.backward))
+    return dataclasses.replace(part, forward=forward, backward=backward)
+
+
+def joined(first: Part, second: Part) -> Part:
+    """Return two parts that follow each other as one."""
+    forward, backward = (
+        Half(**{field.name: getattr(a, field.name) + getattr(b, field.name) for field in dataclasses.fields(Half)})
+        for a, b in ((first.forward, second.forward), (first.backward, second.backward))
+    )
+    return Part(forward, backward, first.parameters + second.parameters, first.experts + second.experts)
 
 
 @lru_cache(maxsize=4)
@@ -116,28 +142,61 @@ def parts_of(
     prices = dataclasses.replace(Prices.of(mesh), device=computing(name, dtype))
     choices: dict[str, tuple[str, ...]] = {}
     layouts: dict[str, str] = {}
-    seconds: dict[tuple[bool, str, str], float] = defaultdict(float)
+    seconds: Seconds = defaultdict(float)
     if tp > 1:
         constraints = {**MEGATRON, **(GATE if config.gated else {})}
+        if not config.ffn:
+            constraints = {at: split for at, split in constraints.items() if ".mlp." not in at}
         plan = make_plan(program, mesh, Options(constraints=constraints, optimizer="adamw"))
         choices, layouts = dict(plan.choices), dict(plan.parameters)
         nodes = program.nodes()
         for row in plan.collectives:
             seconds[_in_layer(nodes[row.tensor]), row.phase, "moves"] += row.seconds
+        if not sequence:
+            choices |= {node.name: ("replicate",) for node in program.ops() if _residual(node)}
+    small = computing(name, narrow) if narrow else None
+    tally(seconds, program, classes, prices, small, fused=fused, vocab=config.vocab, choices=choices, tp=tp)
+    return parts_from(seconds, _sizes(program, layouts, tp))
+
+
+def tally(
+    seconds: Seconds,
+    program: Program,
+    classes: dict[str, str],
+    prices: Prices,
+    narrow: Device | None,
+    *,
+    fused: bool,
+    vocab: int = 0,
+    choices: Mapping[str, tuple[str, ...]] | None = None,
+    tp: int = 1,
+) -> None:
+    """Add up the seconds of every op of an annotated program: by whether it is in a layer, by half and by kind.
+
+    Args:
+        seconds: what is added to.
+        program: of two layers.
+        classes: which of its ops are alike.
+        prices: of the mesh.
+        narrow: the device as it computes products of 8 or 4 bits, where layers do.
+        fused: chains of pointwise ops run as one kernel.
+        vocab: number of logits, by which the loss is told.
+        choices: what the tensor-parallel axis does to every op; all whole without.
+        tp: its ranks.
+    """
     mark_traffic(program, classes)
     if not fused:
         for node in program.ops():
             del node.meta["traffic"]
     table = StrategyTable(prices)
-    narrowed = StrategyTable(dataclasses.replace(prices, device=computing(name, narrow or dtype)))
+    narrowed = StrategyTable(dataclasses.replace(prices, device=narrow or prices.device))
     for node in program.ops():
         strategies = table.strategies(node)
         at = 0
-        if tp > 1:
-            wanted = choices[node.name] if sequence or not _residual(node) else ("replicate",)
-            at = [choice_names(node.meta["rule"], row) for row in strategies.choices].index(wanted)
+        if choices:
+            at = [choice_names(node.meta["rule"], row) for row in strategies.choices].index(choices[node.name])
         key = (_in_layer(node), node.meta["phase"])
-        kind = _kind(node, config.vocab)
+        kind = _kind(node, vocab)
         seconds[(*key, kind)] += float(strategies.seconds[at])
         seconds[(*key, "launches")] += 0.0 if is_view(node.target) else node.meta.get("traffic", ALONE).launches
         if narrow and kind == "products" and key[0]:
@@ -145,7 +204,6 @@ def parts_of(
             seconds[(*key, "wide")] += float(strategies.seconds[at])
             num_bytes = sum(operand.meta["val"].nbytes for operand in tensor_operands(node))
             seconds[(*key, "casts")] += num_bytes / tp / prices.device.stream_bytes_per_s
-    return _parts(seconds, _sizes(program, layouts, tp))
 
 
 def _sizes(program: Program, layouts: dict[str, str], tp: int) -> dict[bool, float]:
@@ -161,14 +219,15 @@ def _sizes(program: Program, layouts: dict[str, str], tp: int) -> dict[bool, flo
     return sizes
 
 
-def _parts(seconds: dict[tuple[bool, str, str], float], sizes: dict[bool, float]) -> tuple[Part, Part]:
+def parts_from(seconds: Seconds, sizes: Mapping[bool, float]) -> tuple[Part, Part]:
+    """Return one layer of two, and the rest, of what was tallied and of the parameters of both."""
     kinds = [field.name for field in dataclasses.fields(Half)]
     out = []
     for inside, count in ((True, 2), (False, 1)):
         forward, backward = (
             Half(**{kind: seconds[inside, phase, kind] / count for kind in kinds}) for phase in ("forward", "backward")
         )
-        out.append(Part(forward, backward, sizes[inside] / count))
+        out.append(Part(forward, backward, sizes.get(inside, 0.0) / count))
     return out[0], out[1]
 
 

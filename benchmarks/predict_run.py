@@ -13,15 +13,22 @@ from autopar.passes.cost.collectives import (
 from autopar.passes.cost.compute import ATTENTION_SHARE
 from autopar.passes.cost.devices import Device, Link, axis_links, device, link
 from autopar.passes.cost.overlap import overlap_slowdown
-from benchmarks.layer_times import Half, Part, parts_of
-from benchmarks.published_runs import Run
+from benchmarks.expert_times import (
+    copies_seconds,
+    exchange_seconds,
+    expert_link,
+    group_seconds,
+    routed_config,
+    routed_part,
+)
+from benchmarks.layer_times import Half, Part, joined, parts_of, with_casts
+from benchmarks.models.transformer import TransformerConfig
+from benchmarks.published_runs import Run, expert_replicas
 from benchmarks.run_constants import CONSTANTS, Constants
+from benchmarks.run_links import data_link, inside_link, network, node_size, one_ring, tensor_link
 
-RACKS = ("gb200", "gb300")
-"""Devices whose fast links join several hosts."""
-
-CUBE_MESH = {"nvlink2": ((2, "nvlink2_pair"), (4, "nvlink2_quad"))}
-"""Links inside a node without a switch -> those that few ranks have among themselves."""
+Layers = tuple[tuple[Part, int], ...]
+"""Kinds of layers, the first ones of the model first, and how many there are of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,23 +54,13 @@ class Times:
 def predict(run: Run, constants: Constants = CONSTANTS) -> dict[str, float]:
     """Return the predicted seconds of a step, with what they are made of."""
     profile = device(run.device)
-    layer, rest = parts_of(
-        run.model,
-        run.micro_batch,
-        run.dtype,
-        run.device,
-        run.tp,
-        run.fused_kernels,
-        tensor_link(run),
-        run.narrow,
-        run.sequence_parallel or run.tp == 1,
-    )
-    forward, backward = stage_seconds(run, constants, layer, rest)
-    bubble = _bubble_seconds(run, constants, layer, rest, forward + backward)
+    layers, rest = layers_of(run, constants)
+    forward, backward = stage_seconds(run, constants, fullest(run, layers), rest)
+    bubble = _bubble_seconds(run, constants, layers, rest, forward + backward)
     compute = run.steps * (forward + backward) + bubble
     sends = _send_seconds(run, profile) * constants.send_exposed
-    exposed, hidden = _data_seconds(run, constants, _data_moves(run, constants, layer, rest), forward, backward)
-    update = _update_seconds(run, constants, _stage_parameters(run, layer, rest), profile)
+    exposed, hidden = _data_seconds(run, constants, _data_moves(run, constants, layers, rest), forward, backward)
+    update = _update_seconds(run, constants, fullest(run, layers), rest, profile)
     total = compute + sends + exposed + overlap_slowdown(data_link(run), profile) * hidden + update
     return {
         "seconds": total,
@@ -75,28 +72,57 @@ def predict(run: Run, constants: Constants = CONSTANTS) -> dict[str, float]:
     }
 
 
-def stage_seconds(run: Run, constants: Constants, layer: Part, rest: Part) -> tuple[float, float]:
-    """Return the seconds of a micro-batch's forward and backward through the fullest stage."""
-    count = -(-run.layers // run.pp)
+def layers_of(run: Run, constants: Constants) -> tuple[Layers, Part]:
+    """Return the kinds of layers of a run with their numbers, and what is around them."""
+    experts = run.experts
+    layer, rest = _parts(run, run.model)
+    if experts is None:
+        return ((layer, run.layers),), rest
+    routed = routed_part(routed_config(run), run.dtype, run.device, run.fused_kernels, run.narrow)
+    routed = with_casts(routed, 0.0 if experts.fused else constants.expert_casts)
+    kinds: Layers = ((joined(layer, routed), run.layers - experts.dense_layers),)
+    if experts.dense_layers:
+        dense = dataclasses.replace(run.model, ffn=experts.dense_ffn)
+        kinds = ((_parts(run, dense)[0], experts.dense_layers), *kinds)
+    return kinds, rest
+
+
+def _parts(run: Run, model: TransformerConfig) -> tuple[Part, Part]:
+    whole = run.sequence_parallel or run.tp == 1
+    at = tensor_link(run)
+    return parts_of(model, run.micro_batch, run.dtype, run.device, run.tp, run.fused_kernels, at, run.narrow, whole)
+
+
+def fullest(run: Run, layers: Layers) -> Layers:
+    """Return the layers of the fullest stage: where there are several, the last ones of the model."""
+    left = -(-run.layers // run.pp)
+    out: list[tuple[Part, int]] = []
+    for part, count in reversed(layers):
+        out.insert(0, (part, min(count, left)))
+        left -= min(count, left)
+    return tuple(out)
+
+
+def stage_seconds(run: Run, constants: Constants, layers: Layers, rest: Part) -> tuple[float, float]:
+    """Return the seconds of a micro-batch's forward and backward through these layers and what is around them."""
     halves = []
     for is_backward in (False, True):
-        inside, outside = (times_of(run, constants, part, is_backward) for part in (layer, rest))
-        seconds = inside.seconds * count + outside.seconds
-        launched = constants.host_s * (inside.launches * count + outside.launches)
+        found = [(times_of(run, constants, part, is_backward), count) for part, count in (*layers, (rest, 1))]
+        seconds = sum(times.seconds * count for times, count in found)
+        launched = constants.host_s * sum(times.launches * count for times, count in found)
+        if run.experts is not None and not run.experts.graphed:
+            launched += constants.expert_host_s[is_backward] * sum(count for part, count in layers if part.experts)
         halves.append(max(seconds, launched))
     forward, backward = halves
-    return forward, backward + count * _recomputed(run, times_of(run, constants, layer, False))
+    again = sum(count * _recomputed(run, times_of(run, constants, part, False)) for part, count in layers)
+    return forward, backward + again
 
 
-def _bubble_seconds(run: Run, constants: Constants, layer: Part, rest: Part, fullest: float) -> float:
+def _bubble_seconds(run: Run, constants: Constants, layers: Layers, rest: Part, fullest: float) -> float:
     """Return the seconds in which a stage waits: the first micro-batch passes the others before the steady state."""
     if run.pp == 1:
         return 0.0
-    alone = dataclasses.replace(run, layers=1, pp=1)
-    one = sum(stage_seconds(alone, constants, layer, rest))
-    two = sum(stage_seconds(dataclasses.replace(alone, layers=2), constants, layer, rest))
-    whole = one + (two - one) * (run.layers - 1)
-    return max(0.0, whole - fullest) / run.chunks
+    return max(0.0, sum(stage_seconds(run, constants, layers, rest)) - fullest) / run.chunks
 
 
 def _recomputed(run: Run, forward: Times) -> float:
@@ -131,6 +157,9 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
     }
     hidden = constants.tensor_hidden if run.overlaps_tensors else 0.0
     moves = half.moves * _tensor_ring_times(run) * (1.0 - hidden)
+    if part.experts and run.experts is not None:
+        moves += 2.0 * exchange_seconds(run) * (1.0 - (constants.expert_hidden if run.experts.overlaps else 0.0))
+        work["streams"] += 2.0 * copies_seconds(run) + group_seconds(run, is_backward)
     return Times(work, moves + _ring_seconds(run, half, attention, is_backward), half.launches)
 
 
@@ -138,7 +167,8 @@ def _cast_seconds(run: Run, half: Half, part: Part) -> float:
     """Return the seconds of casting operands to 8 or 4 bits: weights once a step where their casts are kept."""
     if not run.keeps_casts or run.zero == 3:
         return half.casts
-    weights = 2.0 * part.parameters / device(run.device).stream_bytes_per_s
+    kept = part.parameters + (part.experts if run.experts is not None and not run.experts.fused else 0.0)
+    weights = 2.0 * kept / device(run.device).stream_bytes_per_s
     return max(0.0, half.casts - weights * (1.0 - 1.0 / run.steps))
 
 
@@ -166,16 +196,6 @@ def _tensor_ring_times(run: Run) -> float:
     profile = device(run.device)
     one, stacked = (float(all_reduce_seconds(run.tp, num_bytes, way, profile)) for way in (one_ring(at, run.tp), at))
     return one / stacked
-
-
-def one_ring(at: Link, ranks: int) -> Link:
-    """Return a link over nodes as a single ring sees it: the slowest hop sets the pace, and every hop is a step."""
-    if at.inner is None:
-        return at
-    nodes = -(-ranks // at.ranks_inside)
-    steps_s = (ranks - nodes) * at.inner.latency_s + nodes * at.latency_s
-    pace = min(at.bytes_per_s, at.inner.bytes_per_s)
-    return dataclasses.replace(at, latency_s=steps_s / ranks, bytes_per_s=pace, inner=None, ranks_inside=1)
 
 
 def _traffic(run: Run, constants: Constants) -> float:
@@ -231,56 +251,6 @@ def _ring_seconds(run: Run, half: Half, attention: float, is_backward: bool) -> 
     return max(0.0, passes * float(send_seconds(piece, at, profile)) - attention)
 
 
-def node_size(run: Run) -> int:
-    """Return how many devices share the fast links; more than a host holds where a rack does."""
-    return max(run.devices_per_node, device(run.device).devices_per_node if run.device in RACKS else 0)
-
-
-def inside_link(run: Run, ranks: int) -> str:
-    """Return the link inside a node between so many ranks: without a switch, few have a part of the cables."""
-    name = device(run.device).link_inside
-    if not run.switched:
-        for most, found in CUBE_MESH.get(name, ()):
-            if ranks <= most:
-                return found
-    return name
-
-
-def network(run: Run) -> str:
-    """Return the link between nodes: that nearest to the speed that the run states, else the device's usual one."""
-    gigabits = run.network_bits_per_s / 1e9
-    if not gigabits:
-        return device(run.device).link_between
-    if gigabits <= 100:
-        return "infiniband_100_shared" if gigabits > 50 else "ethernet_50" if gigabits > 25 else "ethernet_25"
-    port = gigabits / node_size(run)
-    return f"infiniband_{max([100, *(speed for speed in (200, 400, 800) if speed <= 1.5 * port)])}"
-
-
-def tensor_link(run: Run) -> str:
-    """Return the name of the link of the tensor-parallel axis."""
-    return axis_links((run.tp,), node_size(run), inside_link(run, run.tp), network(run))[0]
-
-
-def data_link(run: Run) -> Link:
-    """Return the link of the data axis: stages lie farthest apart, ranks of a tensor-parallel group side by side.
-
-    Where parameters are split over part of the axis, it is that part's.
-    """
-    ranks, per_node = run.shards, node_size(run)
-    found = link(axis_links((ranks, run.tp), per_node, inside_link(run, ranks), network(run))[0])
-    if run.early_gathers and found.inner is not None:
-        return dataclasses.replace(found, bytes_per_s=found.bytes_per_s / found.ranks_inside)
-    if run.network_bits_per_s > 100e9 and ranks * run.tp > per_node:
-        port = run.network_bits_per_s / 8 * 0.92 / per_node
-        found = dataclasses.replace(found, bytes_per_s=port * found.ranks_inside, shared=False)
-    return one_ring(found, ranks)
-
-
-def _stage_parameters(run: Run, layer: Part, rest: Part) -> float:
-    return -(-run.layers // run.pp) * layer.parameters + rest.parameters
-
-
 def _send_seconds(run: Run, profile: Device) -> float:
     """Return the seconds of a step's transfers between stages: every chunk's result and its gradient."""
     if run.pp == 1:
@@ -315,12 +285,28 @@ def _data_seconds(
     return sum(max(0.0, move - work) for work, move in pairs), sum(min(move, work) for work, move in pairs)
 
 
-def _data_moves(run: Run, constants: Constants, layer: Part, rest: Part) -> tuple[float, float]:
-    """Return the seconds of gathering all parameters once and of reducing all gradients once over the data axis."""
-    if run.dp * run.cp == 1:
-        return 0.0, 0.0
-    at, profile, ranks = data_link(run), device(run.device), run.shards
-    pieces = [layer.parameters] * -(-run.layers // run.pp) + [rest.parameters]
+def _data_moves(run: Run, constants: Constants, layers: Layers, rest: Part) -> tuple[float, float]:
+    """Return the seconds of gathering all parameters once and of reducing all gradients once over the data axis.
+
+    Routed experts travel among the ranks that hold the same ones.
+    """
+    stage = fullest(run, layers)
+    gathers = reductions = 0.0
+    if run.dp * run.cp > 1:
+        pieces = [part.parameters for part, count in stage for _ in range(count)] + [rest.parameters]
+        gathers, reductions = _moved(run, constants, pieces, run.shards, data_link(run))
+    if run.experts is not None and expert_replicas(run) > 1:
+        ranks = expert_replicas(run)
+        at = one_ring(expert_link(run, ranks, run.experts.ep * run.experts.etp), ranks)
+        pieces = [part.experts for part, count in stage for _ in range(count) if part.experts]
+        gathered, reduced = _moved(run, constants, pieces, ranks, at)
+        gathers, reductions = gathers + gathered, reductions + reduced
+    return gathers, reductions
+
+
+def _moved(run: Run, constants: Constants, pieces: list[float], ranks: int, at: Link) -> tuple[float, float]:
+    """Return the seconds of gathering and of reducing pieces of so many parameters over so many ranks."""
+    profile = device(run.device)
     if run.zero == 0:
         return 0.0, sum(float(all_reduce_seconds(ranks, p * run.reduced_bytes, at, profile)) for p in pieces)
     gathers = sum(float(all_gather_seconds(ranks, p * run.gathered_bytes / ranks, 0, at, profile)) for p in pieces)
@@ -333,10 +319,14 @@ def _data_moves(run: Run, constants: Constants, layer: Part, rest: Part) -> tupl
     return gathers, reductions
 
 
-def _update_seconds(run: Run, constants: Constants, parameters: float, profile: Device) -> float:
+def _update_seconds(run: Run, constants: Constants, layers: Layers, rest: Part, profile: Device) -> float:
     """Return the seconds of the optimizer and of accumulating gradients."""
+    parameters = sum(part.parameters * count for part, count in layers) + rest.parameters
+    experts = sum(part.experts * count for part, count in layers)
     share = parameters / (run.shards if run.zero else 1)
+    if run.experts is not None:
+        share += experts / (expert_replicas(run) if run.zero else 1)
     update = constants.adam_bytes * share
     if run.steps > 1:
-        update += run.steps * constants.accumulate_bytes[run.fused_accumulation] * parameters
+        update += run.steps * constants.accumulate_bytes[run.fused_accumulation] * (parameters + experts)
     return update / profile.stream_bytes_per_s

@@ -9,6 +9,15 @@ from typing import Any
 from autopar.passes.cost.devices import device
 from benchmarks import run_software as software
 from benchmarks.models.transformer import TransformerConfig
+from benchmarks.run_experts import (
+    Experts,
+    active_weights,
+    dense_weights,
+    expert_weights,
+    latent_of,
+    layers_ahead,
+    read_experts,
+)
 from benchmarks.run_rules import SkippedError, check_scope, check_types, micro_batches, step_seconds
 
 DEVICES: dict[str, tuple[str, str]] = {
@@ -62,7 +71,8 @@ class Run:
 
     Attributes:
         model: with two layers and the sequence of one context-parallel rank; how many layers there really are is
-            ``layers``.
+            ``layers``. With experts its feed-forward part is that of the shared ones, if any.
+        experts: routed ones of its layers, or None.
         dtype: ``bfloat16``, ``float16``, ``float32`` or ``tfloat32``.
         narrow: the dtype of 8 or 4 bits of products inside layers, or empty.
         generation: of the device's kernels: ``volta``, ``ampere``, ``hopper`` or ``blackwell``.
@@ -86,6 +96,7 @@ class Run:
         unlimited_gathers: ZeRO-3 gathers as far ahead as the host is.
         sequence_parallel: norms and residuals are split over tensor-parallel ranks.
         rowwise: products of 8 bits are scaled row by row.
+        block_scales: each block of operands of 8 or 4 bits has its own scale.
         keeps_casts: weights are cast to 8 or 4 bits once a step.
         aligned_only: products of 16 bits use tensor cores only where 8 divides all their dims.
         fused_accumulation: products add to the sum of gradients themselves.
@@ -97,6 +108,7 @@ class Run:
     row_id: str
     source: str
     model: TransformerConfig
+    experts: Experts | None
     layers: int
     dtype: str
     narrow: str
@@ -127,6 +139,7 @@ class Run:
     unlimited_gathers: bool
     sequence_parallel: bool
     rowwise: bool
+    block_scales: bool
     keeps_casts: bool
     aligned_only: bool
     fused_accumulation: bool
@@ -154,7 +167,10 @@ def read_run(row: Mapping[str, Any]) -> Run:
     name, generation = DEVICES[row["gpu_device"]]
     tp, pp, cp, dp = _degrees(row)
     micro, steps = micro_batches(row, dp)
-    model, dtype = _model(row, padded(int(row["seq_len"]), tp * cp) // cp), software.dtype_of(row)
+    experts = read_experts(row, tp, dp * cp * tp)
+    model, dtype = _model(row, experts, padded(int(row["seq_len"]), tp * cp) // cp), software.dtype_of(row)
+    if experts is not None:
+        experts = replace(experts, ahead=layers_ahead(row, model, experts))
     narrow = software.narrow_dtype(row)
     if narrow and narrow not in device(name).peak_flops:
         raise SkippedError("numbers that its device has no units for")
@@ -163,7 +179,8 @@ def read_run(row: Mapping[str, Any]) -> Run:
         row_id=str(row.get("id", "")),
         source=str(row.get("source_id", "")),
         model=model,
-        layers=int(row["layers"]),
+        experts=experts,
+        layers=int(row["layers"]) + (experts.ahead if experts else 0),
         dtype=dtype,
         narrow=narrow,
         device=name,
@@ -193,6 +210,7 @@ def read_run(row: Mapping[str, Any]) -> Run:
         unlimited_gathers=software.unlimited_gathers(row),
         sequence_parallel=software.sequence_parallel(row),
         rowwise=software.rowwise(row),
+        block_scales=software.block_scales(row),
         keeps_casts=software.keeps_casts(row),
         aligned_only=software.aligned_only(row),
         fused_accumulation=software.fused_accumulation(row),
@@ -251,31 +269,44 @@ def required_bytes(run: Run) -> float:
     as many again under autocast with norms in float32, 20 when operands are saved in 8 bits), 5 a score when attention
     is not fused, 2 a layer when all is recomputed. Of the loss, ten bytes a logit, four in one kernel. Of what ZeRO-3
     gathers, two layers, those ahead where nothing limits them, the gradient of one with its copy in the dtype of the
-    reduction, and the embedding.
+    reduction, and the embedding. Routed experts have their own data-parallel ranks; instead of the 19 bytes of a plain
+    feed-forward part, a token has for each of its experts what goes in and what its two products make and take.
     """
     model = run.model
     stage = -(-run.layers // run.pp)
-    parameters = (stage * _layer_weights(model) + model.vocab * model.hidden) / run.tp
-    ranks = run.shards
-    per_parameter = {0: 18.0, 1: 6.0 + 12.0 / ranks, 2: 4.0 + 14.0 / ranks, 3: 18.0 / ranks}[run.zero]
+    parameters = (stage * dense_weights(model) + model.vocab * model.hidden) / run.tp
+    per_parameter = _bytes_of_parameter(run, run.shards)
     tokens = run.micro_batch * model.sequence
     scores = 5.0 * model.heads * model.sequence / model.hidden if run.attention == "unfused" else 0.0
     channel = 20.0 if run.narrow else 51.0 if run.mixed and not run.lean else 34.0
     layer = channel + (scores if run.recompute == "none" else 0.0)
+    total = 0.0
+    if run.experts is not None:
+        experts = run.experts
+        weights = experts.local * expert_weights(model, experts) / experts.etp
+        total += _bytes_of_parameter(run, expert_replicas(run)) * stage * weights
+        inside = (experts.shared + experts.top_k * experts.ffn) / model.hidden
+        layer += (5.0 if run.narrow else 6.0) * inside + experts.top_k * (1.0 if run.narrow else 2.0)
+        layer -= 11.0 if run.narrow else 19.0
     in_flight = min(run.steps, run.pp) * (1.0 + (run.pp - 1) / (run.pp * run.chunks) if run.chunks > 1 else 1.0)
     kept = layer + 2.0 * stage * in_flight if run.recompute == "full" else layer * stage * in_flight
     logits = (4.0 if run.lean else 10.0) * tokens * model.vocab * (1.0 if model.causal else 5 / 32)
-    gathered = 0.0
     if run.zero == 3:
         copies = 2.0 + (4.0 if run.reduced_bytes > 2 else 0.0)
         ahead = 2.0 * AHEAD if run.unlimited_gathers else 0.0
-        gathered = (4.0 + copies + ahead) * _layer_weights(model) + (2.0 + copies) * model.vocab * model.hidden
-    return per_parameter * parameters + (tokens * model.hidden * kept + logits) / run.tp + gathered + BUFFERS
+        total += (4.0 + copies + ahead) * dense_weights(model) + (2.0 + copies) * model.vocab * model.hidden
+    return total + per_parameter * parameters + (tokens * model.hidden * kept + logits) / run.tp + BUFFERS
 
 
-def _layer_weights(model: TransformerConfig) -> int:
-    width = model.channels * (2 * model.heads + 2 * model.kv_heads)
-    return model.hidden * (width + (3 if model.gated else 2) * model.ffn)
+def _bytes_of_parameter(run: Run, ranks: int) -> float:
+    """Return the bytes that a parameter takes on a rank with its gradient and Adam's state, under the run's ZeRO."""
+    return {0: 18.0, 1: 6.0 + 12.0 / ranks, 2: 4.0 + 14.0 / ranks, 3: 18.0 / ranks}[run.zero]
+
+
+def expert_replicas(run: Run) -> int:
+    """Return how many ranks hold the same experts of the same layers, and reduce their gradients with each other."""
+    assert run.experts is not None
+    return run.dp * run.cp * run.tp // (run.experts.ep * run.experts.etp)
 
 
 def _unit(run: Run) -> str:
@@ -284,19 +315,22 @@ def _unit(run: Run) -> str:
 
 
 def _least_flops(run: Run) -> float:
-    """Return the flops that a step takes at least: six for each weight of the layers' products and each token."""
-    weights, model = run.layers * _layer_weights(run.model), run.model
+    """Return the flops that a step takes at least: six for each weight that a token meets in layers, and each token."""
+    weights, model = active_weights(run.model, run.experts, run.layers), run.model
     return 6.0 * weights * run.micro_batch * run.steps * run.dp * model.sequence * run.cp
 
 
-def _model(row: Mapping[str, Any], sequence: int) -> TransformerConfig:
+def _model(row: Mapping[str, Any], experts: Experts | None, sequence: int) -> TransformerConfig:
     hidden, heads = int(row["hidden"]), int(row["heads"])
     family = " ".join(str(row.get(key) or "") for key in ("family", "model")).lower()
     gated = bool(row.get("gated_mlp"))
     causal = "bert" not in family
     kv_heads = int(row.get("kv_heads") or heads)
     channels = int(row.get("head_dim") or hidden // heads)
-    modern = (gated or kv_heads != heads) and causal
+    latent = latent_of(row)
+    if latent is not None:
+        channels, kv_heads = latent[1], heads
+    modern = (gated or kv_heads != heads or latent is not None) and causal
     if heads % kv_heads or channels < 1 or (modern and channels % 2):
         raise SkippedError("heads or tokens do not divide by their degrees")
     default = 8 * hidden // 3 if gated else 4 * hidden
@@ -306,7 +340,7 @@ def _model(row: Mapping[str, Any], sequence: int) -> TransformerConfig:
         heads=heads,
         kv_heads=kv_heads,
         channels=channels,
-        ffn=int(row.get("ffn") or default),
+        ffn=experts.shared if experts else int(row.get("ffn") or default),
         vocab=int(row.get("vocab") or VOCAB["llama" if modern else "gpt" if causal else "bert"]),
         sequence=sequence,
         gated=gated,
@@ -314,4 +348,5 @@ def _model(row: Mapping[str, Any], sequence: int) -> TransformerConfig:
         rms_norm=modern,
         rotary=modern,
         tied=bool(row.get("tied_embeddings", not modern)),
+        latent=latent[0] if latent else None,
     )

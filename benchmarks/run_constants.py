@@ -59,6 +59,11 @@ class Constants:
         tensor_hidden: part of the tensor-parallel transfers that hides where a framework overlaps them.
         early_gather: part of one network port that gathers of single tensors reach, without prefetch.
         send_exposed: part of the transfers between stages that is not hidden.
+        expert_host_s: what the host needs for a layer with experts, forward and backward, where it launches kernel
+            after kernel and waits for the counts of rows.
+        expert_casts: bytes that casts of routed rows move, in those of reading them: no norm before them makes them
+            narrow.
+        expert_hidden: part of the exchange of rows that hides where a framework overlaps it.
     """
 
     sustained: dict[str, float] = field(
@@ -92,6 +97,9 @@ class Constants:
     tensor_hidden: float = 0.7
     early_gather: float = 0.78
     send_exposed: float = 0.45
+    expert_host_s: tuple[float, float] = (3.5e-3, 5.5e-3)
+    expert_casts: float = 2.0
+    expert_hidden: float = 0.85
 
     def sustained_by(self, device: str, generation: str) -> float:
         """Return what a device sustains: its own figure, or that of its generation."""

@@ -11,8 +11,14 @@ Row = Mapping[str, Any]
 
 NEEDED = ("layers", "hidden", "heads", "seq_len", "n_gpus", "gbs")
 COUNTS = (*NEEDED, "kv_heads", "head_dim", "ffn", "vocab", "mbs", "grad_accum", "tp", "pp", "cp", "dp", "vpp")
+EXPERTS = ("n_experts", "top_k", "moe_ffn", "n_shared_experts", "dense_layers", "ep", "etp")
 TIMES = ("iter_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu")
 OTHER_FAMILIES = re.compile(r"t5\b|resnet|\bvit\b|diffusion|mamba|hybrid|nemotron-?h|\bunet")
+OTHER_ATTENTION = re.compile(
+    r"\bmla\b(?!\(q_lora \d+, kv_lora \d+, qk_nope \d+, qk_rope \d+, v \d+)|linear|sliding|window|local"
+)
+"""Attention that is not modelled: latent one without its widths, and what sees part of the tokens."""
+
 ENCODER_SEQUENCE = 128
 """Up to this length batches of pairs of sentences are taken to be full."""
 
@@ -23,13 +29,13 @@ class SkippedError(Exception):
 
 def check_types(row: Row) -> None:
     """Refuse figures that are no positive numbers, and counts that are no whole ones."""
-    for key in (*COUNTS, *TIMES, "gpus_per_node", "inter_gbps_per_node"):
+    for key in (*COUNTS, *EXPERTS, *TIMES, "tflops_per_gpu", "gpus_per_node", "inter_gbps_per_node"):
         value = row.get(key)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise SkippedError("a figure is no positive number")
-        if key in COUNTS and value != int(value):
+        if key in (*COUNTS, *EXPERTS) and value != int(value):
             raise SkippedError("a count is no whole number")
 
 
@@ -47,11 +53,10 @@ def check_scope(row: Row) -> None:
     rules = (
         (row.get("oom"), "out of memory: nothing was measured"),
         (row.get("verified") is False, "a row from memory, not read from its source"),
-        (row.get("n_experts"), "mixture of experts"),
         (not _no(row.get("offload")), "offloads to the host"),
         (re.search(r"\blora\b|qlora", f"{text} {source}"), "trains adapters only"),
         (OTHER_FAMILIES.search(name), "no plain decoder or encoder"),
-        (re.search(r"\bmla\b|linear|sliding|window|local", str(row.get("attention") or "").lower()), "other attention"),
+        (OTHER_ATTENTION.search(str(row.get("attention") or "").lower()), "other attention"),
         (re.search("unpadded|packed|variable length|binning", text), "sequences are shorter than it says"),
         (_encoder(row) and not _padded(row, text), "an encoder's sequences, without a word on their padding"),
         ("modified per run" in str(row.get("framework", "")), "its code was changed from run to run"),
@@ -59,6 +64,7 @@ def check_scope(row: Row) -> None:
         (re.search("variance up to|shared machine", text), "its authors warn that repeats differ"),
         (re.search(r"\bci\b", source), "a correctness run whose time is not tuned"),
         ("gpu" in guessed, "its device is a guess"),
+        ("seq_len inferred" in text, "its sequence length is a guess"),
         (any(not row.get(key) for key in NEEDED), "lacks layers, hidden, heads, seq_len, n_gpus or gbs"),
         (row["n_gpus"] != 1 and not stated, "states no parallel degrees") if row.get("n_gpus") else (False, ""),
     )

@@ -165,6 +165,11 @@ def rowwise(row: Row) -> bool:
     return "rowwise" in str(row.get("notes") or "").lower()
 
 
+def block_scales(row: Row) -> bool:
+    """Tell whether blocks of narrow operands have scales of their own: MXFP8 and NVFP4."""
+    return bool(re.search("mx|nvfp4", str(row.get("dtype") or "").lower()))
+
+
 def gathered_bytes(row: Row) -> float:
     """Return the bytes of an element of a parameter as it is gathered: one where a note says that 8 bits are."""
     return 1.0 if re.search(r"(fp8|float8) all-?gather", str(row.get("notes") or "").lower()) else 2.0

@@ -1,4 +1,4 @@
-"""A transformer of plain PyTorch modules that covers GPT, BERT and Llama by its sizes and switches, the loss inside."""
+"""A transformer of plain PyTorch modules: GPT, BERT, Llama, latent attention, by sizes and switches, with its loss."""
 
 from __future__ import annotations
 
@@ -10,16 +10,35 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Widths of latent attention: queries, and keys with values, pass through narrow vectors.
+
+    Attributes:
+        query, key_value: widths of the vectors; heads are made from them.
+        rotated: channels of a head that carry positions, the same ones of keys for all heads.
+        value: channels of a head's values.
+    """
+
+    query: int
+    key_value: int
+    rotated: int
+    value: int
+
+
+@dataclass(frozen=True)
 class TransformerConfig:
     """Sizes and switches.
 
     Attributes:
+        channels: of a head's queries and keys.
+        ffn: width of the feed-forward part; 0 leaves it out with its norm.
         gated: three matrices in the feed-forward part (SwiGLU) instead of two with GELU.
         causal: a decoder; else an encoder that predicts 5 of 32 tokens, which were masked.
         rms_norm: RMSNorm without biases anywhere; else LayerNorm with biases.
         rotary: rotary positions; else learned ones.
         tied: the head is the embedding.
         dropout: on the embedding and behind each part of a layer.
+        latent: the widths of latent attention, where it is of that kind.
     """
 
     layers: int
@@ -36,6 +55,7 @@ class TransformerConfig:
     rotary: bool = False
     tied: bool = True
     dropout: float = 0.0
+    latent: Latent | None = None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -84,6 +104,38 @@ class Attention(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))  # type: ignore[no-any-return]
 
 
+class LatentAttention(nn.Module):
+    """Attention whose queries, keys and values are made from narrow vectors (DeepSeek-V2, arXiv:2405.04434)."""
+
+    def __init__(self, config: TransformerConfig, latent: Latent) -> None:
+        super().__init__()
+        self.config, self.latent = config, latent
+        plain = config.channels - latent.rotated
+        self.q_down = nn.Linear(config.hidden, latent.query, bias=False)
+        self.q_norm = RMSNorm(latent.query)
+        self.q_proj = nn.Linear(latent.query, config.heads * config.channels, bias=False)
+        self.kv_down = nn.Linear(config.hidden, latent.key_value + latent.rotated, bias=False)
+        self.kv_norm = RMSNorm(latent.key_value)
+        self.k_proj = nn.Linear(latent.key_value, config.heads * plain, bias=False)
+        self.v_proj = nn.Linear(latent.key_value, config.heads * latent.value, bias=False)
+        self.o_proj = nn.Linear(config.heads * latent.value, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the mixed values ``[batch, sequence, hidden]``."""
+        config, latent = self.config, self.latent
+        q = self.q_proj(self.q_norm(self.q_down(x))).view(*x.shape[:2], config.heads, -1).transpose(1, 2)
+        narrow, position = self.kv_down(x).split((latent.key_value, latent.rotated), dim=-1)
+        narrow = self.kv_norm(narrow)
+        k, v = (
+            proj(narrow).view(*x.shape[:2], config.heads, -1).transpose(1, 2) for proj in (self.k_proj, self.v_proj)
+        )
+        plain, turned = q.split((config.channels - latent.rotated, latent.rotated), dim=-1)
+        q = torch.cat((plain, rotate(turned, cos, sin)), dim=-1)
+        position = rotate(position.unsqueeze(1), cos, sin).expand(-1, config.heads, -1, -1)
+        mixed = F.scaled_dot_product_attention(q, torch.cat((k, position), dim=-1), v, is_causal=config.causal)
+        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))  # type: ignore[no-any-return]
+
+
 class MLP(nn.Module):
     """The feed-forward part."""
 
@@ -108,14 +160,16 @@ class Block(nn.Module):
         super().__init__()
         norm = RMSNorm if config.rms_norm else nn.LayerNorm
         self.attention_norm = norm(config.hidden)
-        self.attention = Attention(config)
-        self.mlp_norm = norm(config.hidden)
-        self.mlp = MLP(config)
+        self.attention = LatentAttention(config, config.latent) if config.latent else Attention(config)
+        self.mlp_norm = norm(config.hidden) if config.ffn else None
+        self.mlp = MLP(config) if config.ffn else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return a tensor like ``x``."""
         x = x + self.dropout(self.attention(self.attention_norm(x), cos, sin))
+        if self.mlp is None or self.mlp_norm is None:
+            return x
         return x + self.dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
 
 
@@ -133,8 +187,9 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        self.register_buffer("cos", torch.ones(config.sequence, config.channels), persistent=False)
-        self.register_buffer("sin", torch.ones(config.sequence, config.channels), persistent=False)
+        turned = config.latent.rotated if config.latent else config.channels
+        self.register_buffer("cos", torch.ones(config.sequence, turned), persistent=False)
+        self.register_buffer("sin", torch.ones(config.sequence, turned), persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of ``tokens`` ``[batch, sequence]``."""

@@ -11,8 +11,9 @@ import pytest
 
 from autopar.passes.cost.devices import link
 from benchmarks.fidelity import DATA, compare, most_spearman, ranks, read_rows, spearman
-from benchmarks.predict_run import one_ring, predict
+from benchmarks.predict_run import predict
 from benchmarks.published_runs import read_run
+from benchmarks.run_links import one_ring
 
 from .test_published_runs import ROW
 
@@ -128,10 +129,12 @@ def test_tables_by_source():
     table, detail = compare(rows)
     assert [row["source_id"] for row in table] == ["elsewhere", "somewhere", "all"]
     assert [row["rows_used"] for row in table] == [0, 2, 2]
-    assert table[-1]["skipped"] == {"a figure is no positive number": 1, "mixture of experts": 1}
+    bare = "experts without a word on how many a token has, or on their width"
+    assert table[-1]["skipped"] == {"a figure is no positive number": 1, bare: 1}
     assert table[0]["mape"] is None
     assert table[-1]["without_stages"]["rows_used"] == 2
     assert table[-1]["without_stages"]["mape"] == table[-1]["mape"]
+    assert [table[-1][kind]["rows_used"] for kind in ("without_experts", "with_experts")] == [2, 0]
     assert len(detail) == 2
 
 

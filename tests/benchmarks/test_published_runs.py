@@ -43,7 +43,7 @@ def test_a_row_is_read():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"n_experts": 8}, "experts"),
+        ({"n_experts": 8}, "experts without a word"),
         ({"fp8": True}, "no units"),
         ({"offload": "cpu"}, "offloads"),
         ({"oom": True}, "out of memory"),
