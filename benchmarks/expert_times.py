@@ -7,8 +7,6 @@ from collections import defaultdict
 from functools import lru_cache
 from math import comb
 
-import torch
-
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
@@ -17,7 +15,7 @@ from autopar.passes.cost.devices import Device, Link, axis_links, device, link
 from autopar.passes.fold import fold
 from autopar.passes.program import Program
 from autopar.passes.solve.layout_graph import Prices
-from benchmarks.layer_times import Part, Seconds, computing, parts_from, tally
+from benchmarks.layer_times import Part, Seconds, computing, parts_from, tally, tensor_dtype
 from benchmarks.models.routed import RoutedConfig, build
 from benchmarks.published_runs import Run
 from benchmarks.run_links import inside_link, network, node_size
@@ -48,7 +46,7 @@ def routed_config(run: Run) -> RoutedConfig:
 @lru_cache(maxsize=4)
 def captured_routed(config: RoutedConfig, dtype: str) -> tuple[Program, dict[str, str]]:
     """Return the annotated program of two layers of experts, and which of its ops are alike."""
-    model, args = build(config, getattr(torch, dtype))
+    model, args = build(config, tensor_dtype(dtype))
     program = annotate(capture(model, args, {}))
     return program, fold(program).class_of
 
@@ -58,6 +56,7 @@ def routed_part(config: RoutedConfig, dtype: str, name: str, fused: bool, narrow
     """Return the routed experts of one layer on one device; arguments as of ``layer_times.parts_of``."""
     program, classes = captured_routed(config, dtype)
     prices = Prices.of(Mesh((1,), ("model",), name, (device(name).link_inside,)))
+    prices = dataclasses.replace(prices, device=computing(name, dtype))
     seconds: Seconds = defaultdict(float)
     tally(seconds, program, classes, prices, computing(name, narrow) if narrow else None, fused=fused)
     part = parts_from(seconds, {True: 2.0 * config.hidden * config.experts})[0]

@@ -103,11 +103,15 @@ def joined(first: Part, second: Part) -> Part:
     return Part(forward, backward, first.parameters + second.parameters, first.experts + second.experts)
 
 
+def tensor_dtype(dtype: str) -> torch.dtype:
+    """Return the dtype of tensors in a run: TF32 computes on those of float32."""
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype, torch.float32)
+
+
 @lru_cache(maxsize=4)
 def captured(config: TransformerConfig, batch: int, dtype: str) -> tuple[Program, dict[str, str]]:
     """Return the annotated program of two layers, and which of its ops are alike."""
-    floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-    model, args = build(config, batch, floats.get(dtype, torch.float32))
+    model, args = build(config, batch, tensor_dtype(dtype))
     program = annotate(capture(model, args, {}))
     return program, fold(program).class_of
 

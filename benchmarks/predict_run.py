@@ -38,12 +38,10 @@ class Times:
     Attributes:
         work: what computes, by kind: ``products``, ``attention``, ``streams``, ``loss``.
         moves: tensor- and context-parallel transfers that nothing hides.
-        launches: number of kernels.
     """
 
     work: dict[str, float]
     moves: float
-    launches: float
 
     @property
     def seconds(self) -> float:
@@ -109,13 +107,18 @@ def stage_seconds(run: Run, constants: Constants, layers: Layers, rest: Part) ->
     for is_backward in (False, True):
         found = [(times_of(run, constants, part, is_backward), count) for part, count in (*layers, (rest, 1))]
         seconds = sum(times.seconds * count for times, count in found)
-        launched = constants.host_s * sum(times.launches * count for times, count in found)
-        if run.experts is not None and not run.experts.graphed:
-            launched += constants.expert_host_s[is_backward] * sum(count for part, count in layers if part.experts)
+        launched = sum(host_seconds(run, constants, part, is_backward) * count for part, count in (*layers, (rest, 1)))
         halves.append(max(seconds, launched))
     forward, backward = halves
     again = sum(count * _recomputed(run, times_of(run, constants, part, False)) for part, count in layers)
     return forward, backward + again
+
+
+def host_seconds(run: Run, constants: Constants, part: Part, is_backward: bool) -> float:
+    """Return what the host needs to launch a half of a part."""
+    if part.experts and run.experts is not None and not run.experts.graphed:
+        return constants.expert_host_s[is_backward]
+    return constants.host_s * (part.backward if is_backward else part.forward).launches
 
 
 def _bubble_seconds(run: Run, constants: Constants, layers: Layers, rest: Part, fullest: float) -> float:
@@ -158,9 +161,10 @@ def times_of(run: Run, constants: Constants, part: Part, is_backward: bool) -> T
     hidden = constants.tensor_hidden if run.overlaps_tensors else 0.0
     moves = half.moves * _tensor_ring_times(run) * (1.0 - hidden)
     if part.experts and run.experts is not None:
-        moves += 2.0 * exchange_seconds(run) * (1.0 - (constants.expert_hidden if run.experts.overlaps else 0.0))
+        covered = constants.expert_hidden[run.experts.graphed] if run.experts.overlaps else 0.0
+        moves += 2.0 * exchange_seconds(run) * (1.0 - covered)
         work["streams"] += 2.0 * copies_seconds(run) + group_seconds(run, is_backward)
-    return Times(work, moves + _ring_seconds(run, half, attention, is_backward), half.launches)
+    return Times(work, moves + _ring_seconds(run, half, attention, is_backward))
 
 
 def _cast_seconds(run: Run, half: Half, part: Part) -> float:

@@ -151,11 +151,13 @@ def fused_experts(row: Row) -> bool:
 
 
 def graphed(row: Row) -> bool:
-    """Tell whether the host launches graphs: where experts are fused, in racks, or where each expert has its capacity.
+    """Tell whether the host launches graphs: as stated, where experts are fused or have capacities, or in racks.
 
     Megatron-Bridge's recipes capture attention and routing in racks, whose processors are slower, and whole steps
     where tokens are dropped: then shapes are known.
     """
+    if row.get("moe_graphed") is not None:
+        return bool(row["moe_graphed"])
     rack = str(row.get("gpu_device")) in ("GB200", "GB300")
     return fused_experts(row) or ("bridge" in framework_of(row) and (rack or _drops(row)))
 

@@ -1,5 +1,6 @@
 """Published rows with experts: what they say, sizes and bytes counted by hand, and what must cost more."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.expert_times import copies_seconds, exchanged_bytes, group_secon
 from benchmarks.models import routed, transformer
 from benchmarks.predict_run import predict
 from benchmarks.published_runs import expert_replicas, read_run, required_bytes
+from benchmarks.run_constants import Constants
 from benchmarks.run_experts import active_weights, attention_weights, dense_weights, expert_weights
 from benchmarks.run_rules import SkippedError
 
@@ -205,6 +207,38 @@ def test_rules_that_leave_experts_out(change, words):
         read_run({**FINE, **change})
 
 
+def test_broken_rows_end_in_a_rule():
+    """Whatever stands in a row with experts, reading it gives a run, a rule, or an error that is counted."""
+    draw = random.Random(0)
+    odd = [None, "", "many", -1, 0, 1, 3, 7, 2.5, float("inf"), [], {}, True, False, 10**30, "MLA(q_lora 0, kv_lora 0"]
+    keys = [
+        "n_experts",
+        "top_k",
+        "moe_ffn",
+        "n_shared_experts",
+        "dense_layers",
+        "ep",
+        "etp",
+        "attention",
+        "tflops_per_gpu",
+    ]
+    skipped = 0
+    for _ in range(1000):
+        row = {**LATENT, **{draw.choice(keys): draw.choice(odd) for _ in range(draw.randint(1, 2))}}
+        try:
+            assert read_run(row).seconds > 0
+        except (SkippedError, TypeError, ValueError, KeyError, ArithmeticError, AttributeError):
+            skipped += 1
+    assert 300 < skipped < 990
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16"])
+def test_other_dtypes(dtype):
+    """Experts are captured in the dtype of the row; TF32 computes on float32."""
+    old = {**SMALL, "seq_len": 128, "gpu_device": "A100-SXM-80GB", "date": "2023-09", "dtype": dtype}
+    assert 0 < predict(read_run(old))["seconds"] < 10
+
+
 def test_software_by_date_and_notes():
     """What a row states counts first; else recipes by framework, date, device and whether tokens are dropped."""
     bridge = {**FINE, "framework": "Megatron-Bridge", "gpu_device": "GB200", "dtype": "MXFP8", "date": "2026-04"}
@@ -217,6 +251,7 @@ def test_software_by_date_and_notes():
     assert (told.once, told.fused, told.overlaps) == (False, False, False)
     dropped = read_run({**bridge, "gpu_device": "B200-SXM", "notes": "(tokendrop)"}).experts
     assert (dropped.once, dropped.graphed) == (False, True)
+    assert read_run({**bridge, "gpu_device": "B200-SXM", "moe_graphed": True}).experts.graphed
     noted = read_run({**FINE, "notes": "dispatcher DeepEP; +1f1b overlap"}).experts
     assert (noted.once, noted.graphed, noted.overlaps) == (True, False, True)
 
@@ -233,6 +268,17 @@ def test_what_must_cost_more(run, change):
     """Launching kernel after kernel, wide plain layers first, wider experts, more of them a token."""
     experts = replace(run.experts, dense_ffn=8192)
     assert predict(replace(run, experts=replace(experts, **change)))["seconds"] > predict(run)["seconds"]
+
+
+def test_graphs_hide_more(run):
+    """Where the host launches kernel after kernel, less of an exchange hides than where it launches graphs."""
+    saved = {}
+    for graphed in (False, True):
+        alone = replace(run, experts=replace(run.experts, graphed=graphed))
+        over = replace(alone, experts=replace(alone.experts, overlaps=True))
+        quick = Constants(expert_host_s=(0.0, 0.0))
+        saved[graphed] = predict(alone, quick)["seconds"] - predict(over, quick)["seconds"]
+    assert 0 < saved[False] < saved[True]
 
 
 def test_shared_experts_cost(run):
