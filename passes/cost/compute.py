@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -115,13 +116,16 @@ def product_of(rule: Rule, lengths: Mapping[str, np.ndarray[Any, Any]]) -> Produ
     """Return the local sizes of an op that is a matrix product, else None.
 
     The factors that only the first operand and the result have make up ``m``, those of the second ``n``, those of both
-    operands alone ``k``, and those of all three the batch.
+    operands alone ``k``, and those of all three the batch. An op that computes more than that is none, such as a
+    convolution: its pixels and its kernel are no factors.
 
     Args:
         rule: of the op.
         lengths: local length of every factor, an entry a strategy.
     """
     if not rule.flops or len(rule.results) != 1 or len(rule.operands) not in (2, 3):
+        return None
+    if rule.flops > 2.0 * math.prod(factor.size for factor in rule.factors):
         return None
     pair = rule.operands[:2] if len(rule.operands) == 3 and len(rule.operands[2]) == 1 else rule.operands[-2:]
     first, second = ({name for name in dims if name is not None} for dims in pair)

@@ -7,10 +7,14 @@ import pytest
 import torch
 
 from autopar.passes import ops as _ops  # noqa: F401
-from autopar.passes.cost.compute import numbers_drawn, op_seconds, product_of
+from autopar.passes.cost.compute import local_seconds, numbers_drawn, op_seconds, product_of
 from autopar.passes.cost.devices import device
+from autopar.passes.rules import families
+from autopar.passes.rules.check import node_of
 from autopar.passes.rules.rule import Factor, Rule
+from autopar.passes.rules.table import rule_of
 
+families.load()
 aten = torch.ops.aten
 A100 = device("a100")
 
@@ -55,6 +59,19 @@ def test_other_ops_are_no_products():
     assert product_of(rule(("ab", "ab"), ["ab"], flops=0.0), lengths(a=1, b=1)) is None
     assert product_of(rule(("ab", "ab"), ["ab"]), lengths(a=1, b=1)) is None
     assert product_of(rule(("ab", "ab"), ["a", "b"]), lengths(a=1, b=1)) is None
+
+
+def test_a_convolution_is_no_product_of_its_factors():
+    """Pixels and kernel are dims that no factor names: left out, a convolution would cost a thousandth."""
+    image, weight = torch.empty(2, 8, 32, 32), torch.empty(4, 8, 3, 3)
+    convolution = rule_of(
+        node_of(aten.convolution.default, (image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+    )
+    sizes = {factor.name: float(factor.size) for factor in convolution.factors}
+    assert product_of(convolution, lengths(**sizes)) is None
+    flops = 2.0 * 2 * 32 * 32 * 4 * 8 * 3 * 3
+    seconds = local_seconds(aten.convolution.default, convolution, sizes, 0.0, "float32", A100)
+    assert seconds == pytest.approx(flops / A100.flops_per_s("float32") + A100.launch_s)
 
 
 def test_views_are_free():
