@@ -40,11 +40,8 @@ def _batch_norm(
         result = _OPS.normalise.default(x, weight, bias, mean, variance, eps)
         return result, x.new_zeros((0,)), x.new_zeros((0,)), running_mean, running_var
     count = x.numel() // x.shape[1]
-    first, square = (_OPS.moments.default(x) * (1.0 / count if count else math.nan)).unbind()
-    spread = torch.addcmul(square, first, first, value=-1.0).clamp_min(0.0)
-    mean, variance = (given.to(statistic_dtype(x.dtype)) for given in (first, spread))
+    mean, variance, scale = _OPS.statistics.default(_OPS.moments.default(x), count, eps, statistic_dtype(x.dtype))
     result = _OPS.normalise.default(x, weight, bias, mean, variance, eps)
-    scale = torch.rsqrt(variance + eps)
     if running_mean is not None:
         running_mean = torch.lerp(running_mean, mean.to(running_mean.dtype), momentum)
     if running_var is not None:

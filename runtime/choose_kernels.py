@@ -7,6 +7,7 @@ factors are cut that way. Once lowered, nothing is cut any more, and one kernel 
 | --- | --- |
 | ``add(linear(x, w), b)`` | ``linear(x, w, b)``: the sum is not a pass over memory of its own |
 | ``einsum("abd,abc->dc", g, x)`` | ``mm`` of two matrices, without reading the text of the einsum in every step |
+| ``statistics(moments(x), count)`` where all is in ``x`` | its statistics, without moments to be added to others |
 
 Sums run in another order than in the lowered graph: results differ by rounding, as those of any two kernels do.
 """
@@ -19,14 +20,24 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.passes.ops.norm_kernels import statistic_dtype, statistics_of
+
 aten = torch.ops.aten
+
+_MOMENTS: Any = torch.ops.autopar.moments.default
+_STATISTICS: Any = torch.ops.autopar.statistics.default
 
 _SUMS = (aten.add.Tensor, aten.add_.Tensor, aten.add.out)
 """Sums of two tensors, into new memory or into that of one of them."""
 
 
-def choose_kernels(graph: fx.Graph) -> None:
-    """Change a lowered graph in place. Safe where ``val`` of the nodes is right: shapes are read off it."""
+def choose_kernels(graph: fx.Graph, *, eager: bool = True) -> None:
+    """Change a lowered graph in place. Safe where ``val`` of the nodes is right: shapes are read off it.
+
+    Args:
+        graph: with groups bound.
+        eager: it runs as it is; a compiler could not look into kernels in Python that look at numbers.
+    """
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -34,6 +45,8 @@ def choose_kernels(graph: fx.Graph) -> None:
             _take_in_bias(graph, node)
         elif node.target is aten.einsum.default:
             _multiply_matrices(graph, node)
+        elif node.target is _STATISTICS and eager:
+            _take_statistics(graph, node)
 
 
 def _take_in_bias(graph: fx.Graph, node: fx.Node) -> None:
@@ -52,6 +65,22 @@ def _take_in_bias(graph: fx.Graph, node: fx.Node) -> None:
                 _replace(graph, node, made)
                 graph.erase_node(product)
                 return
+
+
+def _take_statistics(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace the statistics of the moments of a tensor by its own, if nothing was added to the moments."""
+    moments, count, eps, dtype = node.args
+    if not isinstance(moments, fx.Node) or moments.target is not _MOMENTS or list(moments.users) != [node]:
+        return
+    (x,) = moments.args
+    assert isinstance(x, fx.Node)
+    whole = x.meta["val"]
+    if not whole.numel() or whole.numel() != count * whole.shape[1] or dtype != statistic_dtype(whole.dtype):
+        return
+    with graph.inserting_before(node):
+        made = graph.call_function(statistics_of, (x, eps))
+    _replace(graph, node, made)
+    graph.erase_node(moments)
 
 
 def _multiply_matrices(graph: fx.Graph, node: fx.Node) -> None:

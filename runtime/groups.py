@@ -199,7 +199,7 @@ def bind_groups(
             bind = partial(_bind, group_names=group_names if in_collective else (), device=device)
             node.args = fx.node.map_aggregate(node.args, bind)
             node.kwargs = fx.node.map_aggregate(node.kwargs, bind)
-    choose_kernels(graph)
+    choose_kernels(graph, eager=eager)
     if eager:
         call_directly(graph, device)
     bound = fx.GraphModule(graph_module, take_arguments_in_a_list(graph))

@@ -66,7 +66,7 @@ POINTWISE: frozenset[str] = frozenset(
         _aten.native_dropout_backward,
         torch.ops.prims.convert_element_type,
     )
-) | {"autopar.bernoulli", "autopar.normalise", "autopar.normalise_backward"}
+) | {"autopar.bernoulli", "autopar.normalise", "autopar.normalise_backward", "autopar.statistics"}
 """Ops without the tag that compute every element by itself."""
 
 

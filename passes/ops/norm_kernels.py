@@ -6,6 +6,9 @@ sum a gradient with and without what it is multiplied by. Its statistics are slo
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -22,45 +25,123 @@ def statistic_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a dtype; one that has it without a call."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def along(values: Tensor, x: Tensor) -> Tensor:
     """Return one value a channel in a shape that broadcasts over ``x``."""
     return values.view((-1, *(1,) * (x.dim() - 2)))
 
 
 def moments(x: Tensor) -> Tensor:
-    """Sum over all but the channels: around their mean first, then moved to zero where there are digits for it."""
-    wide, dims, rows = x.to(statistic_dtype(x.dtype)), [0, *range(2, x.dim())], _rows(x)
+    """Sum an input and its square over all but the channels, without losing digits to a mean far from zero."""
     if not x.numel():
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
-    if x.device.type in ON_HOST:
-        mean = wide.sum(dims).mul_(1.0 / rows)
-        spread = (wide - along(mean, x)).square_().sum(dims)
-    else:
-        spread, mean = torch.var_mean(wide, dims, correction=0)
-        spread = spread * rows
-    both = torch.stack((mean, spread)).double()
-    first, second = both.unbind()
-    second.addcmul_(first, first, value=rows)
-    first.mul_(rows)
-    return both
+    wide, rows = as_dtype(x, statistic_dtype(x.dtype)), _rows(x)
+    if _sums_are_quick(wide):
+        first, square = _sum_in_one_pass(wide)
+        if _keeps_digits(square, torch.addcmul(square, first, first, value=-1.0 / rows)):
+            return torch.stack((first, square)).double()
+    both = torch.stack(_spread(wide)).double()
+    mean, variance = both.unbind()
+    variance.addcmul_(mean, mean)
+    return both.mul_(rows)
+
+
+def statistics(moments: Tensor, count: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance, and one over the deviation."""
+    mean, square = (moments * (1.0 / count if count else math.nan)).unbind()
+    variance = torch.addcmul(square, mean, mean, value=-1.0).clamp_min_(0.0).to(dtype)
+    return mean.to(dtype), variance, torch.rsqrt_(variance + eps)
+
+
+def statistics_of(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance, and one over the deviation of all there is; of what is not empty."""
+    wide, rows = as_dtype(x, statistic_dtype(x.dtype)), _rows(x)
+    if _sums_are_quick(wide):
+        first, square = _sum_in_one_pass(wide)
+        spread = torch.addcmul(square, first, first, value=-1.0 / rows)
+        if _keeps_digits(square, spread):
+            variance = spread.mul_(1.0 / rows)
+            return first.mul_(1.0 / rows), variance, torch.rsqrt_(variance + eps)
+    mean, variance = _spread(wide)
+    return mean, variance, torch.rsqrt_(variance + eps)
+
+
+FAR = 64.0
+"""The square of a mean over the variance, beyond which a sum of squares loses too many digits: two of seven."""
+
+
+def _sums_are_quick(x: Tensor) -> bool:
+    """Tell whether torch has something slower for the statistics, as on the CPU where channels do not lie together."""
+    return x.device.type in ON_HOST and not _channels_lie_together(x)
+
+
+def _channels_lie_together(x: Tensor) -> bool:
+    last = suggest_memory_format(x)
+    return last is not torch.contiguous_format and x.is_contiguous(memory_format=last)
+
+
+def _sum_in_one_pass(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum an input and its square by the kernel that sums a gradient and its product with the input: it is both."""
+    zero = x.new_zeros(x.shape[1])
+    if x.device.type == "meta":
+        return torch.empty_like(zero), torch.empty_like(zero)
+    _, square, first = aten.native_batch_norm_backward(
+        x, x, None, zero, zero, None, None, False, 1.0, [False, True, True]
+    )
+    return first, square
+
+
+def _keeps_digits(square: Tensor, spread: Tensor) -> bool:
+    """Tell whether no channel has a mean far from zero: the sum of squares is not far above that around the mean."""
+    least = torch.sub(spread, square, alpha=1.0 / (FAR + 1.0)).min()
+    return least.is_meta or float(least) >= 0.0
+
+
+def _spread(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance by way of the mean."""
+    dims = _all_but_channels(x)
+    if x.device.type not in ON_HOST:
+        variance, mean = torch.var_mean(x, dims, correction=0)
+        return mean, variance
+    if not _channels_lie_together(x):
+        mean = x.mean(dims)
+        return mean, (x - along(mean, x)).square_().mean(dims)
+    if x.device.type == "meta":
+        return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    return mean, variance
 
 
 def moments_math(x: Tensor) -> Tensor:
     """Compute the same without writing into anything."""
-    wide, dims, rows = x.to(statistic_dtype(x.dtype)), [0, *range(2, x.dim())], _rows(x)
+    rows = _rows(x)
     if not x.numel():
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
-    spread, mean = torch.var_mean(wide, dims, correction=0)
+    wide = x.to(statistic_dtype(x.dtype))
+    spread, mean = torch.var_mean(wide, _all_but_channels(x), correction=0)
     spread, mean = spread.double(), mean.double()
     return torch.stack((mean * rows, (spread + mean * mean) * rows))
+
+
+def statistics_math(moments: Tensor, count: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the same without writing into anything."""
+    mean, square = (moments * (1.0 / count if count else math.nan)).unbind()
+    variance = (square - mean * mean).clamp_min(0.0).to(dtype)
+    return mean.to(dtype), variance, torch.rsqrt(variance + eps)
 
 
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
     """Normalise into new memory, which lies as torch's batch norms leave it."""
-    out = torch.empty_like(x, memory_format=suggest_memory_format(x))
-    return _normalise_into(out, x, weight, bias, mean, variance, eps)
+    if x.device.type != "cpu" or not x.numel():
+        return _normalise_into(_beside(x), x, weight, bias, mean, variance, eps)
+    weight, bias = _affine(weight, mean.dtype), _affine(bias, mean.dtype)
+    return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
 
 
 def normalise_(
@@ -83,10 +164,10 @@ def normalise_sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tupl
     """Sum a gradient over all but the channels, times what was normalised and by itself."""
     if not x.numel():
         return torch.zeros_like(mean), torch.zeros_like(mean)
-    grad, x = grad.to(mean.dtype), x.to(mean.dtype)
+    grad, x = as_dtype(grad, mean.dtype), as_dtype(x, mean.dtype)
     if x.device.type == "meta":  # torch makes room there for the gradient that is not asked for
         return torch.empty_like(mean), torch.empty_like(mean)
-    _, dot, total = aten.native_batch_norm_backward.default(
+    _, dot, total = aten.native_batch_norm_backward(
         grad, x, None, None, None, mean, scale, True, 0.0, [False, True, True]
     )
     return dot, total
@@ -94,7 +175,7 @@ def normalise_sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tupl
 
 def normalise_sums_math(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the same by plain arithmetic."""
-    grad, dims = grad.to(mean.dtype), [0, *range(2, x.dim())]
+    grad, dims = grad.to(mean.dtype), _all_but_channels(x)
     return (grad * (x - along(mean, x))).sum(dims) * scale, grad.sum(dims)
 
 
@@ -102,8 +183,7 @@ def normalise_backward(
     x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, dot: Tensor, total: Tensor, count: int
 ) -> Tensor:
     """Return the gradient of what was normalised, in new memory."""
-    out = torch.empty_like(x, memory_format=suggest_memory_format(x))
-    return _backward_into(out, x, grad, weight, mean, scale, dot, total, count)
+    return _backward_into(_beside(x), x, grad, weight, mean, scale, dot, total, count)
 
 
 def normalise_backward_(
@@ -121,6 +201,24 @@ def normalise_backward_math(
     normal = (x - along(mean, x)) * along(scale * dot * (1.0 / count), x)
     out = ((grad - normal - along(total * (1.0 / count), x)) * along(slope, x)).to(x.dtype)
     return out.contiguous(memory_format=suggest_memory_format(x))
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _beside(x: Tensor) -> Tensor:
+    """Return new memory that lies as torch's batch norms leave it."""
+    return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
+
+def _affine(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if values is None else as_dtype(values, dtype)
+
+
+@cache
+def _nothing(dtype: torch.dtype) -> Tensor:
+    return torch.empty(0, dtype=dtype)
 
 
 def _rows(x: Tensor) -> int:
@@ -145,9 +243,10 @@ def _normalise_into(
     if x.device.type not in ON_HOST:
         slope, offset = _line(weight, bias, mean, variance, eps)
         return torch.addcmul(along(offset, x), x, along(slope, x), out=out)
-    weight, bias = (None if given is None else given.to(mean.dtype) for given in (weight, bias))
-    unused = mean.new_empty(0), mean.new_empty(0)
-    torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, out=(out, *unused))
+    weight, bias, unused = _affine(weight, mean.dtype), _affine(bias, mean.dtype), _nothing(mean.dtype)
+    if x.device.type == "meta":
+        return out
+    torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, out=(out, unused, unused))
     return out
 
 

@@ -2,9 +2,10 @@
 
 ``x`` is ``[N, C, ...]``. ``moments`` are the sums of ``x`` and of its square over all but the channels, ``[2, C]`` in
 float64, from which a variance can be read without losing the digits of a float32 input; those of pieces add up to those
-of the whole. ``normalise`` scales and shifts channels by given statistics. ``normalise_sums`` are the sums of a
+of the whole. ``statistics`` are what they say of ``count`` numbers a channel: mean, variance, and ``scale``, one over
+the deviation. ``normalise`` scales and shifts channels by given statistics. ``normalise_sums`` are the sums of a
 gradient times what was normalised, and of the gradient alone; ``normalise_backward`` is the gradient of an ``x`` whose
-mean and variance were taken over ``count`` numbers. ``scale`` is one over the deviation.
+statistics were taken over ``count`` numbers a channel.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _BACKWARD = "Tensor grad, Tensor? weight, Tensor mean, Tensor scale, Tensor dot,
 
 for schema in (
     "moments(Tensor x) -> Tensor",
+    "statistics(Tensor moments, int count, float eps, ScalarType dtype)"
+    " -> (Tensor mean, Tensor variance, Tensor scale)",
     f"normalise(Tensor x, {_NORMALISE}",
     f"normalise_(Tensor(a!) x, {_NORMALISE}(a!)",
     "normalise_sums(Tensor grad, Tensor x, Tensor mean, Tensor scale) -> (Tensor dot, Tensor total)",
@@ -45,12 +48,17 @@ def _moments(x: Tensor) -> Tensor:
     return x.new_empty((2, x.shape[1]), dtype=torch.float64)
 
 
+def _statistics(moments: Tensor, count: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(moments.new_empty(moments.shape[1], dtype=dtype) for _ in range(3))
+
+
 def _sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(mean), torch.empty_like(mean)
 
 
 _FAKES: dict[str, Callable[..., Any]] = {
     "moments": _moments,
+    "statistics": _statistics,
     "normalise": _like,
     "normalise_": _itself,
     "normalise_sums": _sums,
@@ -68,6 +76,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {getattr(_OPS, name).default: getattr(n
 
 MATH: dict[Any, Callable[..., Any]] = {
     _OPS.moments.default: norm_kernels.moments_math,
+    _OPS.statistics.default: norm_kernels.statistics_math,
     _OPS.normalise.default: norm_kernels.normalise_math,
     _OPS.normalise_sums.default: norm_kernels.normalise_sums_math,
     _OPS.normalise_backward.default: norm_kernels.normalise_backward_math,

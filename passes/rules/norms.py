@@ -165,6 +165,12 @@ def moments(node: fx.Node) -> Rule:
     return make_rule(node, [image], [[None, "c"]], kinds=_summed(image), roles=_ROLES)
 
 
+@rule(torch.ops.autopar.statistics.default)
+def statistics(node: fx.Node) -> Rule:
+    """The statistics that moments say: channels are parallel."""
+    return make_rule(node, [[None, "c"]], [["c"], ["c"], ["c"]], roles=_ROLES)
+
+
 @rule(torch.ops.autopar.normalise.default)
 def normalise(node: fx.Node) -> Rule:
     """A batch norm by given statistics: everything is parallel."""

@@ -107,3 +107,24 @@ def test_other_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) 
         return aten.einsum.default(equation, [g, x])
 
     assert chosen(contract, *(random(*shape) for shape in shapes)) == ["aten.einsum.default"]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown", "eager", "direct"),
+    [(20, False, True, True), (40, False, True, False), (20, True, True, False), (20, False, False, False)],
+)
+def test_statistics_of_all_there_is(count: int, shown: bool, eager: bool, direct: bool) -> None:
+    """They need no moments; those of a part do, what reads the moments itself does, and a compiler sees no numbers."""
+
+    def read(x: Tensor) -> list[Tensor]:
+        moments = torch.ops.autopar.moments.default(x)
+        mean, variance, scale = torch.ops.autopar.statistics.default(moments, count, 1e-5, torch.float64)
+        return [mean, variance, scale, *([moments] if shown else [])]
+
+    x = random(4, 3, 5)
+    module = graph_of(read, x)
+    before = module(x)
+    choose_kernels(module.graph, eager=eager)
+    module.recompile()
+    torch.testing.assert_close(module(x), before, rtol=1e-12, atol=1e-12)
+    assert ("autopar.moments.default" not in ops_of(module)) is direct

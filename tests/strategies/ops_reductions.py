@@ -205,6 +205,11 @@ def enter_norms() -> None:
     def moments(d: Draw) -> Arguments:
         return (batch(d)[0] + d.int(-20, 20),), {}
 
+    @generates(OWN.statistics.default, dtypes=(torch.float64,))
+    def statistics_of_moments(d: Draw) -> Arguments:
+        x, _ = batch(d)
+        return (OWN.moments(x), x.numel() // x.shape[1], 1e-5, d.of([torch.float32, torch.float64])), {}
+
     @generates(OWN.normalise.default)
     def normalise(d: Draw) -> Arguments:
         x, c = batch(d)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from autopar.passes.cost.op_memory import Form, OpMemories
 from autopar.passes.cost.storages import CPU_KERNELS, StorageLog
 from autopar.passes.ops import norms
+from autopar.passes.ops.norm_kernels import statistics_of
 
 OPS: Any = torch.ops.autopar
 EPS = 1e-3
@@ -31,11 +32,9 @@ LIE: dict[str, Callable[[], Tensor]] = {
 }
 
 
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    count = x.numel() // x.shape[1]
-    mean, square = (OPS.moments(x) / count).unbind()
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return mean.to(dtype), (square - mean * mean).clamp_min(0.0).to(dtype)
+    return OPS.statistics(OPS.moments(x), x.numel() // x.shape[1], EPS, dtype)  # type: ignore[no-any-return]
 
 
 def _expected(x: Tensor, weight: Tensor | None, bias: Tensor | None, grad: Tensor) -> list[Tensor | None]:
@@ -59,10 +58,16 @@ def test_as_torch(lie: str, dtype: torch.dtype, form: str) -> None:
     x = LIE[lie]().to(dtype)
     weight, bias, grad = torch.randn(3).to(dtype), torch.randn(3).to(dtype), torch.randn(x.shape).to(dtype)
     run = norms.KERNELS if form == "kernels" else norms.MATH
-    mean, variance = _statistics(x)
-    scale, count = torch.rsqrt(variance + EPS), x.numel() // 3
+    mean, variance, scale = _statistics(x)
+    count = x.numel() // 3
     both = torch.stack((mean, variance + mean * mean)).double() * count
     assert _distance(run[OPS.moments.default](x), both) < TOLERANCE[torch.promote_types(dtype, torch.float32)]
+    for said in (
+        run[OPS.statistics.default](both, count, EPS, mean.dtype),
+        *([] if form == "math" else [statistics_of(x, EPS)]),
+    ):
+        for one, other in zip(said, (mean, variance, scale), strict=True):
+            assert _distance(one, other.double()) < TOLERANCE[mean.dtype] and one.dtype == other.dtype == mean.dtype
     for w, b in ((weight, bias), (None, None), (weight, None)):
         out, dx, dw, db = _expected(x, w, b, grad)
         found = run[OPS.normalise.default](x, w, b, mean, variance, EPS)
@@ -84,7 +89,7 @@ def test_as_torch(lie: str, dtype: torch.dtype, form: str) -> None:
 def test_in_place_forms_write_the_same(dtype: torch.dtype) -> None:
     """What the other forms return lies in the memory of the input."""
     x, grad, weight = (torch.randn(*shape).to(dtype) for shape in ((4, 3, 5), (4, 3, 5), (3,)))
-    mean, variance = _statistics(x)
+    mean, variance, _ = _statistics(x)
     dot, total = OPS.normalise_sums(grad, x, mean, variance)
     for name, args in (
         ("normalise", (weight, weight, mean, variance, EPS)),
@@ -95,15 +100,17 @@ def test_in_place_forms_write_the_same(dtype: torch.dtype) -> None:
         assert torch.equal(apart, written)
 
 
-def test_the_digits_of_a_variance_survive_the_sum_of_pieces() -> None:
-    """A mean a thousand times the deviation, in float32: the moments of pieces add up to a variance of four digits."""
+@pytest.mark.parametrize("far", [0.0, 5.0, 30.0, 1000.0])
+def test_the_digits_of_a_variance_survive_the_sum_of_pieces(far: float) -> None:
+    """A mean far from zero, in float32: moments of pieces add up to a variance of four digits."""
     torch.manual_seed(0)
-    x = torch.randn(64, 3, 50) + 1000.0
-    count = x.numel() // 3
-    whole = sum(OPS.moments(piece) for piece in x.split((1, 40, 23)))
-    mean, square = (whole / count).unbind()  # type: ignore[union-attr]
-    expected = x.double().var((0, 2), unbiased=False)
-    assert torch.allclose(square - mean * mean, expected, rtol=1e-4, atol=0.0)
+    x = torch.randn(64, 3, 50) + far * torch.tensor([1.0, 0.0, -1.0])[:, None]
+    expected = x.double().var((0, 2), unbiased=False).float()
+    for pieces in ((1, 40, 23), (64,)):
+        moments = sum(OPS.moments(piece) for piece in x.split(pieces))
+        _, variance, _ = OPS.statistics(moments, 64 * 50, EPS, torch.float32)
+        torch.testing.assert_close(variance, expected, rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(statistics_of(x, EPS)[1], expected, rtol=2e-5, atol=0.0)
     assert float(_statistics(torch.full((4, 3), 7.3))[1].max()) < 1e-13
 
 
@@ -130,6 +137,7 @@ def test_predicted_memory_is_what_the_kernels_allocate(lie: str, dtype: torch.dt
     )
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (OPS.moments.default, (x,)),
+        (OPS.statistics.default, (OPS.moments(x), x.numel() // 3, EPS, values.dtype)),
         (OPS.normalise.default, (x, ones, ones, values, values, EPS)),
         (OPS.normalise_.default, (x, ones, ones, values, values, EPS)),
         (OPS.normalise_sums.default, (grad, x, values, values)),
