@@ -53,7 +53,7 @@ def predict(run: Run, constants: Constants = CONSTANTS) -> dict[str, float]:
     """Return the predicted seconds of a step, with what they are made of."""
     profile = device(run.device)
     layers, rest = layers_of(run, constants)
-    forward, backward = stage_seconds(run, constants, fullest(run, layers), rest)
+    forward, backward = stage_seconds(run, constants, fullest(run, layers), rest, losses_of(run) if run.pp == 1 else 1)
     bubble = _bubble_seconds(run, constants, layers, rest, forward + backward)
     compute = run.steps * (forward + backward) + bubble
     sends = _send_seconds(run, profile) * constants.send_exposed
@@ -101,13 +101,17 @@ def fullest(run: Run, layers: Layers) -> Layers:
     return tuple(out)
 
 
-def stage_seconds(run: Run, constants: Constants, layers: Layers, rest: Part) -> tuple[float, float]:
+def losses_of(run: Run) -> int:
+    """Return how often a step has a head and a loss: once more for each layer that predicts tokens farther ahead."""
+    return 1 + (run.experts.ahead if run.experts is not None else 0)
+
+
+def stage_seconds(run: Run, constants: Constants, layers: Layers, rest: Part, losses: int = 1) -> tuple[float, float]:
     """Return the seconds of a micro-batch's forward and backward through these layers and what is around them."""
-    halves = []
+    halves, parts = [], (*layers, (rest, losses))
     for is_backward in (False, True):
-        found = [(times_of(run, constants, part, is_backward), count) for part, count in (*layers, (rest, 1))]
-        seconds = sum(times.seconds * count for times, count in found)
-        launched = sum(host_seconds(run, constants, part, is_backward) * count for part, count in (*layers, (rest, 1)))
+        seconds = sum(times_of(run, constants, part, is_backward).seconds * count for part, count in parts)
+        launched = sum(host_seconds(run, constants, part, is_backward) * count for part, count in parts)
         halves.append(max(seconds, launched))
     forward, backward = halves
     again = sum(count * _recomputed(run, times_of(run, constants, part, False)) for part, count in layers)
@@ -125,7 +129,7 @@ def _bubble_seconds(run: Run, constants: Constants, layers: Layers, rest: Part, 
     """Return the seconds in which a stage waits: the first micro-batch passes the others before the steady state."""
     if run.pp == 1:
         return 0.0
-    return max(0.0, sum(stage_seconds(run, constants, layers, rest)) - fullest) / run.chunks
+    return max(0.0, sum(stage_seconds(run, constants, layers, rest, losses_of(run))) - fullest) / run.chunks
 
 
 def _recomputed(run: Run, forward: Times) -> float:

@@ -281,6 +281,15 @@ def test_graphs_hide_more(run):
     assert 0 < saved[False] < saved[True]
 
 
+def test_a_layer_ahead_has_a_loss(run):
+    """Of the same number of layers, one that predicts ahead computes the head and the loss once more."""
+    ahead = predict(replace(run, experts=replace(run.experts, ahead=1)))["compute"]
+    twice = predict(replace(run, experts=replace(run.experts, ahead=2)))["compute"]
+    plain = predict(run)["compute"]
+    assert ahead > plain
+    assert twice - ahead == pytest.approx(ahead - plain)
+
+
 def test_shared_experts_cost(run):
     """Every token passes through them too."""
     shared = replace(run, model=replace(run.model, ffn=1024), experts=replace(run.experts, shared=1024))
