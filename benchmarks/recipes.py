@@ -16,7 +16,7 @@ import torch
 from autopar.errors import AutoparError
 from autopar.mesh import Mesh
 from autopar.passes.name_roles import FactorRoles, name_roles
-from autopar.passes.program import Program
+from autopar.passes.program import Program, result_values
 from autopar.passes.redistribution import layout_is_legal
 from autopar.passes.rules.rule import Rule
 from autopar.placement import REPLICATE
@@ -85,7 +85,10 @@ def recipe_constraints(program: Program, mesh: Mesh, recipe: Recipe) -> dict[str
 def _split_batch(
     program: Program, mesh: Mesh, roles: FactorRoles, data: list[int], asked: dict[str, list[str]]
 ) -> None:
-    """Ask every op over the batch to split it on all axes of the batch."""
+    """Ask every op over the batch to split it on all axes of the batch.
+
+    Masks, indices and counts are left open: nobody splits these by hand, and the peer of data parallelism sends none.
+    """
     parts = math.prod(mesh.sizes[axis] for axis in data)
     nodes = program.nodes()
     values = [nodes[role.node].meta["val"] for role in program.inputs if role.kind == "input"]
@@ -93,7 +96,9 @@ def _split_batch(
     if batch % parts:
         raise Inexpressible(f"a batch of {batch} on {parts} ranks")
     for node in program.ops() if data else ():
-        if node.meta["phase"] == "forward" and _splits(node.meta["rule"], roles.get(node.name, {}), "batch", parts):
+        if node.meta["phase"] != "forward" or not any(val.is_floating_point() for _, val in result_values(node)):
+            continue
+        if _splits(node.meta["rule"], roles.get(node.name, {}), "batch", parts):
             asked.setdefault(f"op:{node.name}", []).extend(f"batch@{mesh.names[axis]}" for axis in data)
 
 

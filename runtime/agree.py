@@ -84,7 +84,7 @@ def require_equal(control: dist.ProcessGroup, what: str, lines: Sequence[str], a
     Raises:
         InputError: names the first line that differs, and what the ranks have there.
     """
-    word = int.from_bytes(digest_of(lines)[:7], "big")
+    word = word_of(lines)
     words = torch.tensor([word, -word])
     dist.all_reduce(words, dist.ReduceOp.MAX, group=control)
     if int(words[0]) == -int(words[1]):
@@ -103,13 +103,13 @@ def difference(what: str, all_lines: Sequence[Sequence[str]]) -> str:
     return f"{what} is the same on every rank"
 
 
-def digest_of(lines: Sequence[str]) -> bytes:
-    """Return a digest of some lines of text."""
+def word_of(lines: Sequence[str]) -> int:
+    """Return a digest of some lines of text, below 2 ** 56."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode())
         digest.update(b"\0")
-    return digest.digest()
+    return int.from_bytes(digest.digest()[:7], "big")
 
 
 def _describe(error: Exception) -> Failure:

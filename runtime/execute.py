@@ -120,7 +120,9 @@ class Executable:
         """Return a half of the program as it runs here; it passes the gate before its first collective."""
         if gate is not None and not self._compiled:
             half = gate.built_into(half)
-        bound = bind_groups(half, self._names, self._groups.device, eager=not self._compiled)
+        bound = bind_groups(
+            half, self._names, self._groups.device, boards=self._groups.boards, eager=not self._compiled
+        )
         return compile_segments(bound) if self._compiled else bound
 
     def _results(self, *kinds: str) -> list[Result]:

@@ -22,8 +22,10 @@ from autopar.passes.flatten_buckets import flatten_buckets
 from autopar.passes.local_program import GROUP_PREFIX
 from autopar.passes.torch_private import take_arguments_in_a_list
 from autopar.runtime.agree import raise_together, require_equal
+from autopar.runtime.board import Board, board_of
 from autopar.runtime.call_directly import call_directly
 from autopar.runtime.choose_kernels import choose_kernels
+from autopar.runtime.sum_on_boards import sum_on_boards
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others to agree: the first rank may be solving meanwhile."""
@@ -40,6 +42,8 @@ class MeshGroups:
         coordinate: this rank's place.
         ranks: the global rank of every member, in the mesh's order.
         control: a gloo group of all members, for agreements on the host.
+        board: where they tell each other a few numbers, if they are on one host.
+        boards: the same for the ranks along each axis; where the host does not wait for a device alone.
     """
 
     mesh: Mesh
@@ -48,6 +52,8 @@ class MeshGroups:
     coordinate: Coordinate
     ranks: tuple[int, ...]
     control: dist.ProcessGroup
+    board: Board | None
+    boards: tuple[Board | None, ...]
 
     @property
     def rank(self) -> int:
@@ -98,14 +104,24 @@ def connect(mesh: DeviceMesh | Callable[[], Mesh]) -> MeshGroups:
             f"the mesh numbers its ranks as {list(ranks)}; process groups sort theirs, so build the DeviceMesh with "
             "ascending ranks"
         )
+    control = _control_group(ranks)
     return MeshGroups(
         mesh=grid,
         device_mesh=device_mesh,
         device=_device_of(device_mesh),
         coordinate=tuple(coordinate),
         ranks=ranks,
-        control=_control_group(ranks),
+        control=control,
+        board=board_of(control, CONTROL_TIMEOUT),
+        boards=boards_of(device_mesh),
     )
+
+
+def boards_of(device_mesh: DeviceMesh) -> tuple[Board | None, ...]:
+    """Return the board of each axis: on a device numbers do not pass through the host, so there is none. Collective."""
+    if device_mesh.device_type != "cpu":
+        return (None,) * device_mesh.ndim
+    return tuple(board_of(device_mesh.get_group(axis), CONTROL_TIMEOUT) for axis in range(device_mesh.ndim))
 
 
 def _make_device_mesh(read: Callable[[], Mesh]) -> tuple[DeviceMesh, Mesh]:
@@ -176,7 +192,12 @@ def _control_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 
 def bind_groups(
-    graph_module: fx.GraphModule, group_names: Sequence[str], device: torch.device, *, eager: bool = True
+    graph_module: fx.GraphModule,
+    group_names: Sequence[str],
+    device: torch.device,
+    *,
+    boards: Sequence[Board | None] = (),
+    eager: bool = True,
 ) -> fx.GraphModule:
     """Return a copy of a lowered graph that runs here: real group names, and this rank's device instead of the CPU.
 
@@ -187,12 +208,15 @@ def bind_groups(
         graph_module: the graph.
         group_names: of the process group of each axis.
         device: of this rank.
+        boards: of the ranks along each axis, for sums of a few numbers; empty for none.
         eager: it runs as it is; otherwise it keeps to ops, for a compiler.
     """
     graph = fx.Graph()
     output = graph.graph_copy(graph_module.graph, {})
     graph.output(output)
     flatten_buckets(graph)
+    if eager and any(boards):
+        sum_on_boards(graph, boards)
     for node in graph.nodes:
         if node.op == "call_function":
             in_collective = getattr(node.target, "namespace", "") == "_c10d_functional"

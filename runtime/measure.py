@@ -27,6 +27,8 @@ COLLECTIVE_S, MOST_REPEATS = 0.1, 31
 LEAST_CONTENTION = 0.05
 """What no collective is better than: it reads and writes the memory that compute uses."""
 
+CONTENTION_ROUNDS = 101
+
 _ops = torch.ops._c10d_functional
 CHUNK = 160
 """Side of the product that every rank computes between two collectives, so that they meet as those of a program do."""
@@ -133,20 +135,23 @@ class Meter:
         chunks = 1
         alone = self._together(lambda: _ops.wait_tensor(start()))
         chunks = max(1, round(2 * alone / self._together(compute)))
-        computed = self._together(compute)
-        both = self._together(lambda: _behind(start(), compute))
-        return min(1.0, max(LEAST_CONTENTION, (both - computed) / alone))
+        shares = []
+        for _ in range(CONTENTION_ROUNDS):  # side by side, so that what else the machine does meets all three
+            alone = self._once(lambda: _ops.wait_tensor(start()))
+            computed = self._once(compute)
+            shares.append((self._once(lambda: _behind(start(), compute)) - computed) / alone)
+        return min(1.0, max(LEAST_CONTENTION, self.mean(statistics.median(shares))))
 
     def _together(self, work: Callable[[], torch.Tensor]) -> float:
         """Return the wall seconds of what all ranks do at once: the median of several times, the mean over ranks."""
-        times = []
-        for _ in range(2 * REPEATS + 1):
-            dist.barrier()
-            begin = time.perf_counter()
-            work()
-            self._wait()
-            times.append(time.perf_counter() - begin)
-        return self.mean(statistics.median(times))
+        return self.mean(statistics.median(self._once(work) for _ in range(2 * REPEATS + 1)))
+
+    def _once(self, work: Callable[[], torch.Tensor]) -> float:
+        dist.barrier()
+        begin = time.perf_counter()
+        work()
+        self._wait()
+        return time.perf_counter() - begin
 
     def mean(self, value: float) -> float:
         """Return the mean of a number over the ranks. Collective."""

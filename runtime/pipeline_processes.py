@@ -18,6 +18,7 @@ from autopar.runtime.groups import bind_groups
 from autopar.runtime.pipeline_steps import DOWN, SEND, Step, StepOrder
 from autopar.runtime.randomness import set_generator_state
 from autopar.runtime.stage_groups import StageGroups
+from autopar.runtime.sum_on_boards import SmallSum, fits
 
 _IN_PLACE: dict[str, Any] = {
     "sum": torch.add,
@@ -54,7 +55,9 @@ class ProcessEngine:
             for when, segment in staged.stages[stage].segments.items():
                 if parts is not None and when not in parts:
                     continue
-                module = bind_groups(segment.graph_module, names, self._device, eager=not compiled)
+                module = bind_groups(
+                    segment.graph_module, names, self._device, boards=groups.stage.boards, eager=not compiled
+                )
                 self._modules[stage, when] = compile_segments(module) if compiled else module
         self._numbers = [torch.tensor(number) for number in range(staged.num_micro_batches)]
         self.starts: dict[int, Tensor] = {}
@@ -176,6 +179,9 @@ def spread(tensor: Tensor, place: int, groups: StageGroups) -> Tensor:
     """Return the tensor that the rank at ``place`` of the line hands in, on every rank of the line. Collective."""
     if groups.line is None or groups.num_places == 1:
         return tensor
+    if groups.line_board is not None and fits(tensor):
+        small = SmallSum(groups.line_board, 0, tensor)
+        return small.total(small.post(tensor), [place])
     held = tensor.contiguous()
     dist.broadcast(_carried(held.reshape(-1)), groups.global_rank(place), group=groups.line)
     return held

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from autopar.errors import InputError
 from autopar.mesh import Mesh
-from autopar.runtime.agree import difference, digest_of, gather_objects, raise_together
+from autopar.runtime.agree import difference, gather_objects, raise_together
+from autopar.runtime.groups import MeshGroups
 from autopar.runtime.signature import Call, checksum
 from autopar.runtime.stage_groups import StageGroups
 
@@ -44,15 +45,12 @@ def meet(
     if len(groups.ranks) == 1:
         return partial(_raise, error)
     look = call is not None and (not known or groups.device.type == "cpu")
-    signature = _word(call.signature.lines) if call is not None else 0
+    signature = call.signature.word if call is not None else 0
     data = checksum(call.leaves) if call is not None and look else 0
-    mine = torch.tensor([0 if error is None else 1, signature, data])
-    table = torch.empty(len(groups.ranks) * 3, dtype=torch.int64)
-    work = dist.all_gather_single(table, mine, group=groups.control, async_op=True)
+    take = _hand_in(groups, [0 if error is None else 1, signature, data])
 
     def agree() -> None:
-        work.wait()
-        failed, signatures, contents = table.reshape(-1, 3).T.tolist()
+        failed, signatures, contents = take()
         if any(failed):
             raise_together(groups.control, "the call", error)
         assert call is not None
@@ -70,6 +68,21 @@ def meet(
     return agree
 
 
+def _hand_in(groups: MeshGroups, words: list[int]) -> Callable[[], list[list[int]]]:
+    """Tell all ranks some numbers; return what waits for theirs: for each number those of all ranks."""
+    if groups.board is not None:
+        turn, board = groups.board.post(words), groups.board
+        return lambda: [list(column) for column in zip(*(row[: len(words)] for row in board.read(turn)))]
+    table = torch.empty(len(groups.ranks) * len(words), dtype=torch.int64)
+    work = dist.all_gather_single(table, torch.tensor(words), group=groups.control, async_op=True)
+
+    def take() -> list[list[int]]:
+        work.wait()
+        return table.reshape(-1, len(words)).T.tolist()  # type: ignore[no-any-return]
+
+    return take
+
+
 def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
@@ -79,7 +92,3 @@ def _first_of_share(mesh: Mesh, rank: int) -> int:
     """Return the first rank that passes the same share as ``rank``: that at its place of the first axis."""
     share = next((axis for axis in range(mesh.num_axes) if axis != mesh.pipeline_axis), None)
     return mesh.rank([at if axis == share else 0 for axis, at in enumerate(mesh.coordinate(rank))])
-
-
-def _word(lines: tuple[str, ...]) -> int:
-    return int.from_bytes(digest_of(lines)[:7], "big")

@@ -6,6 +6,7 @@ import enum
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
+from autopar.runtime.agree import word_of
 
 CONSTANTS = (int, float, str, bool, complex, type(None), torch.dtype, torch.device, enum.Enum)
 
@@ -29,6 +31,11 @@ class Signature:
 
     lines: tuple[str, ...]
     gradient: bool
+
+    @cached_property
+    def word(self) -> int:
+        """A digest of the lines: equal signatures have equal ones, and different ones hardly ever."""
+        return word_of(self.lines)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from autopar.mesh import PIPELINE_AXIS, Mesh
 from autopar.passes.pipeline_plan import stage_mesh
 from autopar.plans import Plan
-from autopar.runtime.groups import MeshGroups
+from autopar.runtime.board import Board
+from autopar.runtime.groups import MeshGroups, boards_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,7 @@ class StageGroups:
         place: this rank's place on the pipeline axis.
         num_places: ranks of the axis.
         line: the group along the axis; None without one.
+        line_board: where its ranks tell each other a few numbers; None where they can't.
     """
 
     whole: MeshGroups
@@ -31,6 +33,7 @@ class StageGroups:
     place: int
     num_places: int
     line: dist.ProcessGroup | None
+    line_board: Board | None
 
     def global_rank(self, place: int) -> int:
         """Return the global rank of the process at a place of this rank's line."""
@@ -48,7 +51,7 @@ def with_stages_of(groups: MeshGroups, plan: Plan) -> MeshGroups:
 
 def alone(groups: MeshGroups) -> StageGroups:
     """Return the groups of a mesh without stages."""
-    return StageGroups(groups, groups, 0, 1, None)
+    return StageGroups(groups, groups, 0, 1, None, None)
 
 
 def stage_groups(groups: MeshGroups) -> StageGroups:
@@ -66,9 +69,11 @@ def stage_groups(groups: MeshGroups) -> StageGroups:
         coordinate=coordinate,
         ranks=tuple(int(rank) for rank in device_mesh.mesh.flatten().tolist()),
         control=groups.control,
+        board=groups.board,
+        boards=boards_of(device_mesh),
     )
     line = groups.device_mesh.get_group(axis)
-    return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line)
+    return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line, groups.boards[axis])
 
 
 def _device_mesh(groups: MeshGroups, inner: Mesh, axis: int) -> DeviceMesh:

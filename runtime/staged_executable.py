@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -133,11 +134,14 @@ class StagedExecutable:
         return tensor.clone() if role.kind == "buffer" else tensor
 
     def _local_value(self, role: Input) -> Tensor:
-        value: Tensor = self._placeholders()[role.node].meta["val"]
-        return value
+        return self._values[role.node]
 
-    def _placeholders(self) -> dict[str, Any]:
-        return {node.name: node for node in self.local.joint.graph.nodes if node.op == "placeholder"}
+    @cached_property
+    def _values(self) -> dict[str, Tensor]:
+        """The local tensors of placeholders and of what is handed out, by name, without data."""
+        names = {name for name in self._end_names if name is not None}
+        nodes = self.local.joint.graph.nodes
+        return {node.name: node.meta["val"] for node in nodes if node.op == "placeholder" or node.name in names}
 
     def owned(self) -> list[Input]:
         """Return the roles of the tensors that a call of this rank differentiates or reads, in order."""
@@ -215,15 +219,10 @@ class StagedExecutable:
             if place == self._groups.place:
                 value = stages[stage].value(name)
             else:
-                like = self._end_value(name)
+                like = self._values[name]
                 value = torch.empty(like.shape, dtype=like.dtype, device=self._groups.stage.device)
             out.append((role, layout, spread(value, place, self._groups)))
         return out
-
-    def _end_value(self, name: str) -> Tensor:
-        node = next(node for node in self.local.joint.graph.nodes if node.name == name)
-        value: Tensor = node.meta["val"]
-        return value
 
     def gradients_of_slots(
         self, stages: Mapping[int, Stage], given: Sequence[Tensor], reached: Collection[int]
@@ -266,7 +265,7 @@ class StagedExecutable:
             if own:
                 value = stages[stage].value(name)
             else:
-                like = self._end_value(name)
+                like = self._values[name]
                 value = torch.empty(like.shape, dtype=like.dtype, device=self._groups.stage.device)
             out.append((role.of, layout, spread(value, place, self._groups) if is_input else value))
         return out

@@ -13,6 +13,7 @@ from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
 from autopar.report.technique import parameter_techniques
+from autopar.runtime.sum_on_boards import SmallSum
 from benchmarks.memory import batch_choices
 from tests.processes.compare import build, loss_of, split
 
@@ -31,12 +32,27 @@ DTENSORS_OWN = -1
 
 
 class Counting(TorchDispatchMode):
-    """Counts every functional collective; the agreements of the ranks on the host are others."""
+    """Counts every functional collective, and sums on boards; the agreements of the ranks on the host are others."""
 
     def __init__(self, axes: dict[str, int]) -> None:
         super().__init__()
         self.axes = axes
         self.moves: list[Move] = []
+
+    def __enter__(self) -> Counting:
+        post = self._post = SmallSum.post
+
+        def counted(small: SmallSum, part: torch.Tensor) -> int:
+            self.moves.append(("all_reduce", small.axis, part.numel() * part.element_size()))
+            return post(small, part)
+
+        SmallSum.post = counted  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        SmallSum.post = self._post  # type: ignore[method-assign]
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = _KINDS.get(str(func.overloadpacket).rpartition(".")[2].removesuffix("_").removesuffix("_coalesced"))

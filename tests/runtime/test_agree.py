@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import AutoparError, InfeasibleError, PlanError
-from autopar.runtime.agree import _describe, _rebuild, difference, digest_of
+from autopar.runtime.agree import _describe, _rebuild, difference, word_of
 
 
 def test_difference_names_the_first_line() -> None:
@@ -17,7 +17,7 @@ def test_difference_names_the_first_line() -> None:
 
 def test_digest_keeps_lines_apart() -> None:
     """Text that moves from one line to the next is another digest."""
-    assert digest_of(["ab", "c"]) != digest_of(["a", "bc"])
+    assert word_of(["ab", "c"]) != word_of(["a", "bc"])
 
 
 @pytest.mark.parametrize(
