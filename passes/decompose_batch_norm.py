@@ -123,20 +123,19 @@ def batch_norm_backward(
         scale = torch.rsqrt(variance + eps)
     assert mean is not None and scale is not None
     dtype = x.dtype if weight is None else weight.dtype
-    dot, total, dx = None, None, None
+    dx, sums = None, None
     if output_mask[1] or output_mask[2] or train:
-        dot, total = _OPS.normalise_sums.default(grad, x, mean, scale)
+        sums = _OPS.normalise_sums.default(grad, x, mean, scale)
     if output_mask[0] and train:
-        count = x.numel() // x.shape[1]
-        dx = _OPS.normalise_backward.default(x, grad, weight, mean, scale, dot, total, count)
+        dx = _OPS.normalise_backward.default(x, grad, weight, mean, scale, sums, x.numel() // x.shape[1])
     elif output_mask[0]:
         slope = scale if weight is None else scale * weight
         dx = (widen(grad) * along(slope, x)).to(x.dtype).contiguous(memory_format=suggest_memory_format(x))
-    return (
-        dx,
-        dot.to(dtype) if output_mask[1] and dot is not None else None,
-        total.to(dtype) if output_mask[2] and total is not None else None,
+    of_weight, of_bias = (
+        sums.select(0, index).to(dtype) if wanted and sums is not None else None
+        for index, wanted in enumerate(output_mask[1:])
     )
+    return dx, of_weight, of_bias
 
 
 BATCH_NORMS: dict[Any, Callable[..., Any]] = {

@@ -160,44 +160,45 @@ def normalise_math(
     return out.contiguous(memory_format=suggest_memory_format(x))
 
 
-def normalise_sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def normalise_sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Sum a gradient over all but the channels, times what was normalised and by itself."""
     if not x.numel():
-        return torch.zeros_like(mean), torch.zeros_like(mean)
+        return mean.new_zeros((2, *mean.shape))
     grad, x = as_dtype(grad, mean.dtype), as_dtype(x, mean.dtype)
     if x.device.type == "meta":  # torch makes room there for the gradient that is not asked for
-        return torch.empty_like(mean), torch.empty_like(mean)
+        return torch.stack((torch.empty_like(mean), torch.empty_like(mean)))
     _, dot, total = aten.native_batch_norm_backward(
         grad, x, None, None, None, mean, scale, True, 0.0, [False, True, True]
     )
-    return dot, total
+    return torch.stack((dot, total))
 
 
-def normalise_sums_math(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def normalise_sums_math(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Compute the same by plain arithmetic."""
     grad, dims = grad.to(mean.dtype), _all_but_channels(x)
-    return (grad * (x - along(mean, x))).sum(dims) * scale, grad.sum(dims)
+    return torch.stack(((grad * (x - along(mean, x))).sum(dims) * scale, grad.sum(dims)))
 
 
 def normalise_backward(
-    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, dot: Tensor, total: Tensor, count: int
+    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, sums: Tensor, count: int
 ) -> Tensor:
     """Return the gradient of what was normalised, in new memory."""
-    return _backward_into(_beside(x), x, grad, weight, mean, scale, dot, total, count)
+    return _backward_into(_beside(x), x, grad, weight, mean, scale, sums, count)
 
 
 def normalise_backward_(
-    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, dot: Tensor, total: Tensor, count: int
+    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, sums: Tensor, count: int
 ) -> Tensor:
     """Write the gradient of what was normalised over it."""
-    return _backward_into(x, x, grad, weight, mean, scale, dot, total, count)
+    return _backward_into(x, x, grad, weight, mean, scale, sums, count)
 
 
 def normalise_backward_math(
-    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, dot: Tensor, total: Tensor, count: int
+    x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, sums: Tensor, count: int
 ) -> Tensor:
     """Compute the same by plain arithmetic."""
     slope = scale if weight is None else scale * weight
+    dot, total = sums.unbind()
     normal = (x - along(mean, x)) * along(scale * dot * (1.0 / count), x)
     out = ((grad - normal - along(total * (1.0 / count), x)) * along(slope, x)).to(x.dtype)
     return out.contiguous(memory_format=suggest_memory_format(x))
@@ -251,15 +252,15 @@ def _normalise_into(
 
 
 def _backward_into(
-    out: Tensor, x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, dot: Tensor,
-    total: Tensor, count: int,
+    out: Tensor, x: Tensor, grad: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, sums: Tensor,
+    count: int,
 ) -> Tensor:  # fmt: skip
     """Write ``slope (grad - total / count - (x - mean) scale dot / count)``: a batch norm and a product."""
     if not x.numel():
         return out
     if x.dtype != mean.dtype:  # rounded once, at the end
-        return out.copy_(normalise_backward_math(x, grad, weight, mean, scale, dot, total, count))
+        return out.copy_(normalise_backward_math(x, grad, weight, mean, scale, sums, count))
     slope = scale if weight is None else scale * weight
-    part = slope * (-1.0 / count)
-    _normalise_into(out, x, part * dot, part * total, mean, scale.pow(-2), 0.0)
+    dot, total = (sums * (slope * (-1.0 / count))).unbind()
+    _normalise_into(out, x, dot, total, mean, scale.pow(-2), 0.0)
     return out.addcmul_(grad, along(slope, x))

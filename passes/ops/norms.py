@@ -4,8 +4,8 @@
 float64, from which a variance can be read without losing the digits of a float32 input; those of pieces add up to those
 of the whole. ``statistics`` are what they say of ``count`` numbers a channel: mean, variance, and ``scale``, one over
 the deviation. ``normalise`` scales and shifts channels by given statistics. ``normalise_sums`` are the sums of a
-gradient times what was normalised, and of the gradient alone; ``normalise_backward`` is the gradient of an ``x`` whose
-statistics were taken over ``count`` numbers a channel.
+gradient times what was normalised, and of the gradient alone, ``[2, C]``; ``normalise_backward`` is the gradient of an
+``x`` whose statistics were taken over ``count`` numbers a channel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import norm_kernels
 from .library import LIBRARY
 
 _NORMALISE = "Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps) -> Tensor"
-_BACKWARD = "Tensor grad, Tensor? weight, Tensor mean, Tensor scale, Tensor dot, Tensor total, int count) -> Tensor"
+_BACKWARD = "Tensor grad, Tensor? weight, Tensor mean, Tensor scale, Tensor sums, int count) -> Tensor"
 
 for schema in (
     "moments(Tensor x) -> Tensor",
@@ -29,7 +29,7 @@ for schema in (
     " -> (Tensor mean, Tensor variance, Tensor scale)",
     f"normalise(Tensor x, {_NORMALISE}",
     f"normalise_(Tensor(a!) x, {_NORMALISE}(a!)",
-    "normalise_sums(Tensor grad, Tensor x, Tensor mean, Tensor scale) -> (Tensor dot, Tensor total)",
+    "normalise_sums(Tensor grad, Tensor x, Tensor mean, Tensor scale) -> Tensor",
     f"normalise_backward(Tensor x, {_BACKWARD}",
     f"normalise_backward_(Tensor(a!) x, {_BACKWARD}(a!)",
 ):
@@ -52,8 +52,8 @@ def _statistics(moments: Tensor, count: int, eps: float, dtype: torch.dtype) -> 
     return tuple(moments.new_empty(moments.shape[1], dtype=dtype) for _ in range(3))
 
 
-def _sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(mean), torch.empty_like(mean)
+def _sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return mean.new_empty((2, *mean.shape))
 
 
 _FAKES: dict[str, Callable[..., Any]] = {

@@ -185,7 +185,7 @@ def normalise_sums(node: fx.Node) -> Rule:
     return make_rule(
         node,
         [image, image, ["c"], ["c"]],
-        [["c"], ["c"]],
+        [[None, "c"]],
         kinds=_summed(image),
         roles=_ROLES,
         linear=linear_groups(node, (0,)),
@@ -194,9 +194,13 @@ def normalise_sums(node: fx.Node) -> Rule:
 
 @rule(torch.ops.autopar.normalise_backward.default)
 def normalise_backward(node: fx.Node) -> Rule:
-    """The gradient of what was normalised: everything is parallel; linear in the gradient with its two sums."""
+    """The gradient of what was normalised: everything is parallel; linear in the gradient with its sums."""
     image, last = _image(node), len(operand_shapes(node)) - 1
-    channels: list[list[str | None]] = [["c"] for _ in operand_shapes(node)[2:]]
+    channels: list[list[str | None]] = [["c"] for _ in operand_shapes(node)[2:-1]]
     return make_rule(
-        node, [image, image, *channels], [image], roles=_ROLES, linear=linear_groups(node, (1, last - 1, last))
+        node,
+        [image, image, *channels, [None, "c"]],
+        [image],
+        roles=_ROLES,
+        linear=linear_groups(node, (1, last)),
     )

@@ -225,5 +225,5 @@ def enter_norms() -> None:
     def normalise_backward(d: Draw) -> Arguments:
         x, c = batch(d)
         mean, scale = statistics(d, c)
-        sums = statistics(d, c)
-        return (x, d.float(*x.shape), d.of([None, d.float(c)]), mean, scale, *sums, d.int(1, 9)), {}
+        sums = torch.stack(statistics(d, c))
+        return (x, d.float(*x.shape), d.of([None, d.float(c)]), mean, scale, sums, d.int(1, 9)), {}
