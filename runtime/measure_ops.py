@@ -9,7 +9,9 @@ from autopar.runtime.measure import Meter
 
 STREAM_BYTES = tuple(2**power for power in range(12, 28, 3))
 HEADS, LENGTH, CHANNELS = 16, 128, 64
-IMAGES, PLANES, SIDE, KERNEL = 8, 32, 16, 3
+IMAGES = 8
+CONVOLUTIONS = ((3, 32, 64, 7, 2), (32, 32, 16, 3, 1), (64, 64, 16, 3, 2), (128, 32, 16, 1, 1))
+"""Channels in and out, side, kernel and stride of layers of a residual network: their rates differ threefold."""
 DRAWN = 2**16
 ENDS_S = 1.0
 
@@ -47,16 +49,19 @@ def _attention_flops_per_s(meter: Meter) -> float:
 
 
 def _convolution_flops_per_s(meter: Meter) -> float:
-    image = torch.rand(IMAGES, PLANES, SIDE, SIDE, device=meter.device)
-    weight = torch.rand(PLANES, PLANES, KERNEL, KERNEL, device=meter.device)
-    how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    layers, flops = [], 0.0
+    for channels, out, side, kernel, stride in CONVOLUTIONS:
+        image = torch.rand(IMAGES, channels, side, side, device=meter.device)
+        weight = torch.rand(out, channels, kernel, kernel, device=meter.device)
+        layers.append((image, weight, None, [stride, stride], [kernel // 2, kernel // 2], [1, 1], False, [0, 0], 1))
+        flops += 3.0 * 2.0 * IMAGES * channels * out * (side // stride * kernel) ** 2
 
     def work() -> None:
-        out = torch.ops.aten.convolution(image, weight, None, *how)
-        torch.ops.aten.convolution_backward(out, image, weight, None, *how, [True, True, False])
+        for image, weight, *how in layers:
+            made = torch.ops.aten.convolution(image, weight, *how)
+            torch.ops.aten.convolution_backward(made, image, weight, *how, [True, True, False])
 
-    flops = 2.0 * IMAGES * PLANES * PLANES * (SIDE * KERNEL) ** 2
-    return 3.0 * flops / meter.seconds(work, ENDS_S)
+    return flops / meter.seconds(work, ENDS_S)
 
 
 def draw_seconds(meter: Meter) -> float:
