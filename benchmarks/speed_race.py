@@ -26,15 +26,18 @@ from benchmarks.speed_pipeline import PIPELINE, make_pipeline
 from benchmarks.speed_plans import OWN, mesh_of
 
 SAME, PLAIN = "as ", "plain"
+LEARNING_RATE = 1e-4
+"""So small that rounding stays rounding over the steps before: at 1e-3 a change of all parameters by 1e-7 moves the
+third loss of a residual network by 0.3 %, at 1e-4 by 0.002 %."""
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "default": partial(torch.optim.AdamW, lr=1e-3),
-    "foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),
-    "fused": partial(torch.optim.AdamW, lr=1e-3, fused=True),
+    "default": partial(torch.optim.AdamW, lr=LEARNING_RATE),
+    "foreach": partial(torch.optim.AdamW, lr=LEARNING_RATE, foreach=True),
+    "fused": partial(torch.optim.AdamW, lr=LEARNING_RATE, fused=True),
 }
 WARM_UP = 3
 WATCHED = 2
 FEWEST, MOST = 7, 101
-LOSS_TOLERANCE = 2e-3
+LOSS_TOLERANCE = 2e-4
 
 
 @dataclass
