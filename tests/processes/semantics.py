@@ -223,7 +223,8 @@ class Beside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.norm = nn.Linear(6, 12), nn.BatchNorm1d(12)
+        # A bias in front of a batch norm would have a gradient of rounding alone.
+        self.first, self.norm = nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12)
         self.head, self.critic = nn.Linear(12, 5), nn.Linear(12, 1)
         self.register_buffer("shift", torch.ones(6))
 
