@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from .cost.collectives import Company
 from .find_regions import find_regions, region_of
 from .micro_batches import INDEX, varying
-from .program import Program, is_getitem, is_random
+from .program import Program, is_getitem, is_random, result_values
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def find_hideable(program: Program) -> Hideable:
     return Hideable(region_of(program, find_regions(program)), frozenset(tensors))
 
 
-def find_bucketed(program: Program, disable: Collection[str] = ()) -> frozenset[str]:
+def find_bucketed(program: Program, disable: Collection[str] = ()) -> dict[str, Company]:
     """Return the tensors that travel with others of their kind as one: parameters ahead of use, gradients behind.
 
     Args:
@@ -51,8 +52,20 @@ def find_bucketed(program: Program, disable: Collection[str] = ()) -> frozenset[
         disable: passes over the lowered program that will not run.
     """
     if "bucket_collectives" in disable:
-        return frozenset()
-    return frozenset(_known_ahead(program) | _waited_by_nobody(program))
+        return {}
+    behind = _waited_by_nobody(program)
+    together = sorted(_known_ahead(program) | behind)
+    nodes = program.nodes()
+    ends = {role.node for role in program.outputs if role.kind == "gradient" and role.node in behind}
+    whole = sum(_bytes(nodes[name]) for name in ends)
+    return {
+        name: Company(len(together), min(1.0, _bytes(nodes[name]) / whole) if name in behind else 0.0)
+        for name in together
+    }
+
+
+def _bytes(node: fx.Node) -> int:
+    return sum(value.nbytes for _, value in result_values(node))
 
 
 def _known_ahead(program: Program) -> set[str]:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from scipy.optimize import minimize
 
 from autopar.errors import OptionError
-from autopar.passes.cost.collectives import collective_seconds
+from autopar.passes.cost.collectives import moving_seconds
 from autopar.passes.cost.devices import Device, Link
 from autopar.runtime.measure import Meter
 from autopar.runtime.measure_ops import draw_seconds, measured_shares, stream_curve
@@ -39,6 +39,7 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 MESSAGE_BYTES = tuple(2**power for power in range(10, 27, 2))
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LARGEST_SIDE = 16384
+MET_BYTES = 2**16
 HIDDEN_BYTES = 2**21
 """Of the collective that is watched while it hides behind compute."""
 
@@ -67,6 +68,8 @@ def calibrate(device: torch.device | str = "cpu", *, budget_s: float = 60.0) -> 
     if moves:
         measured["collectives"] = moves
         links["group"] = _link_profile(moves, meter.num_ranks, _priced_on(profile))
+        links["group"]["meet_s"] = _meet_seconds(meter)
+        links["group"]["sources"]["meet_s"] = links["group"]["sources"]["call_s"]
         profile["devices_per_node"] = meter.num_ranks
         profile["contention"] = meter.contention(partial(_start_collective, meter.device))
         profile["sources"]["contention"] = profile["sources"]["launch_s"]
@@ -121,7 +124,8 @@ def describe(profile: dict[str, Any], path: str) -> str:
     for link in profile["links"].values():
         lines.append(
             f"  link       {link['bytes_per_s'] / 1e9:12,.2f} GB/s, step {link['latency_s'] * 1e6:.0f} us, "
-            f"call {link['call_s'] * 1e6:.0f} us ({link['description']})"
+            f"call {link['call_s'] * 1e6:.0f} us, ranks come apart by {link['meet_s'] * 1e6:.0f} us "
+            f"({link['description']})"
         )
     return "\n".join(lines)
 
@@ -253,6 +257,12 @@ def _start_collective(device: torch.device) -> torch.Tensor:
     return _ops.all_reduce(x, "sum", dist.group.WORLD.group_name)  # type: ignore[no-any-return,union-attr]
 
 
+def _meet_seconds(meter: Meter) -> float:
+    """Return what who waits for a collective pays for ranks that have come apart."""
+    x = torch.ones(max(meter.num_ranks, MET_BYTES // 4 // meter.num_ranks * meter.num_ranks), device=meter.device)
+    return meter.meet_seconds(partial(_run_collective, "all_reduce", x, meter.num_ranks))
+
+
 def _link_profile(moves: list[dict[str, Any]], world: int, device: Device) -> dict[str, Any]:
     """Fit step, bandwidth and call to the measured collectives, by the relative error of their prices."""
     sizes = {kind: np.array([row["bytes"] for row in moves if row["kind"] == kind]) for kind in KINDS}
@@ -281,4 +291,4 @@ def _link_profile(moves: list[dict[str, Any]], world: int, device: Device) -> di
 
 def _priced(kind: str, world: int, size: Any, wire: Link, device: Device) -> Any:
     handed_in = size / world if kind == "all_gather" else size
-    return collective_seconds(kind, world, handed_in, 0, 0, wire, device)
+    return moving_seconds(kind, world, handed_in, 0, 0, wire, device)

@@ -24,6 +24,10 @@ OBSERVE_S = 0.25
 COLLECTIVE_S, MOST_REPEATS = 0.1, 31
 """A collective is repeated until its calls took so many seconds, at most so often."""
 
+APART_S = 0.01
+MEETINGS = 31
+"""What ranks compute before they meet, and how often, where it is seen how far they have come apart."""
+
 LEAST_CONTENTION = 0.05
 """What no collective is better than: it reads and writes the memory that compute uses."""
 
@@ -119,6 +123,30 @@ class Meter:
             self._wait()
             times.append(self.mean(time.perf_counter() - start))
         return statistics.median(times)
+
+    def meet_seconds(self, work: Callable[[], Any]) -> float:
+        """Return by how much a collective takes longer where ranks come from ``APART_S`` of compute. Collective.
+
+        The median over calls and the mean over ranks, of which the later one waits for nobody.
+
+        Args:
+            work: the collective.
+        """
+        chunks = max(1, round(APART_S / self.mean(self.seconds(self.compute))))
+        longer = []
+        for _ in range(MEETINGS):
+            times = []
+            for number in (1, chunks):
+                dist.barrier()
+                for _ in range(number):
+                    self.compute()
+                self._wait()
+                start = time.perf_counter()
+                work()
+                self._wait()
+                times.append(time.perf_counter() - start)
+            longer.append(self.mean(times[1] - times[0]))
+        return max(0.0, statistics.median(longer))
 
     def contention(self, start: Callable[[], torch.Tensor]) -> float:
         """Return the part of its own time by which a collective slows the compute that it hides behind. Collective.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,7 +75,7 @@ def send_seconds(bytes_in: Numbers, link: Link, device: Device) -> Numbers:
 def collective_seconds(
     kind: str, num_ranks: int, bytes_in: Numbers, source: int, target: int, link: Link, device: Device
 ) -> Numbers:
-    """Return the seconds of an arc of ``kind`` between two placement codes; a slice is free.
+    """Return the seconds of an arc of ``kind`` between two placement codes that is waited for; a slice is free.
 
     Args:
         kind: as ``Arc.kind``.
@@ -84,6 +85,14 @@ def collective_seconds(
         link: the axis's own.
         device: where the copies run.
     """
+    moving = moving_seconds(kind, num_ranks, bytes_in, source, target, link, device)
+    return moving if kind == "slice" else moving + link.meet_s
+
+
+def moving_seconds(
+    kind: str, num_ranks: int, bytes_in: Numbers, source: int, target: int, link: Link, device: Device
+) -> Numbers:
+    """Return the same without what ranks that are not equally fast wait for each other."""
     if kind == "slice":
         return bytes_in * 0.0
     if kind == "all_gather":
@@ -99,6 +108,19 @@ BUCKETED = ("all_gather", "all_reduce", "reduce_scatter")
 """Kinds that may run with others as one."""
 
 
+@dataclass(frozen=True)
+class Company:
+    """What an arc may run with as one.
+
+    Attributes:
+        others: how many arcs may share buckets.
+        share: this tensor's part of the bytes that nobody waits for before the end of the phase; 0 for others.
+    """
+
+    others: int
+    share: float = 0.0
+
+
 def bucketed_seconds(
     kind: str,
     num_ranks: int,
@@ -108,21 +130,28 @@ def bucketed_seconds(
     link: Link,
     device: Device,
     *,
-    others: int,
+    company: Company,
 ) -> Numbers:
     """Return the seconds of an arc that runs with others as one.
 
-    A bucket ends where its bytes take about as long as its start, so an arc pays for its bytes twice, and for its share
-    of one start, since one bucket there is. A large one goes alone.
+    It pays for its bytes and for its share of the starts. Where somebody waits, a bucket ends where its bytes take
+    about as long as its start: bytes are paid for twice, and one bucket there is. What nobody waits for goes in few
+    even buckets (``passes/improve/bucket_collectives.py``), as many as if all of it moved. A large one goes alone.
 
     Args:
-        others: how many arcs may share buckets; the other arguments as for ``collective_seconds``.
+        company: of the arc; the other arguments as for ``collective_seconds``.
     """
     alone: Numbers = collective_seconds(kind, num_ranks, bytes_in, source, target, link, device)
     if kind not in BUCKETED:
         return alone
-    start = collective_seconds(kind, num_ranks, bytes_in * 0.0, source, target, link, device)
-    shared: Numbers = 2.0 * (alone - start) + start / max(others, 1)
+    start = moving_seconds(kind, num_ranks, bytes_in * 0.0, source, target, link, device)
+    if company.share:
+        together = moving_seconds(kind, num_ranks, bytes_in / company.share, source, target, link, device) - start
+        contention = device.contention
+        buckets = np.maximum(1.0, np.sqrt((1.0 - contention) * together / (contention * start)))
+        shared: Numbers = company.share * (together + np.minimum(together + start, buckets * start))
+    else:
+        shared = 2.0 * (alone - link.meet_s - start) + start / max(company.others, 1)
     return _least(alone, shared)
 
 
@@ -136,7 +165,7 @@ def coalesced_seconds(kind: str, num_ranks: int, bytes_in: Sequence[float], link
         bytes_in: what each hands in.
     """
     one = sum(bytes_in)
-    seconds = float(collective_seconds(kind, num_ranks, one, 0, 0, link, device))
+    seconds = float(moving_seconds(kind, num_ranks, one, 0, 0, link, device))
     if len(bytes_in) == 1:
         return seconds
     copied = one * (1 + num_ranks if kind == "all_gather" else 1)

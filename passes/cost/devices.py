@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -29,6 +29,7 @@ class Link:
         bytes_per_s: one way between neighbours, of large messages; between nodes it is what one group has for itself.
         call_s: what a collective takes besides its steps and bytes.
         shared: one port carries the messages of all devices of a node.
+        meet_s: what ranks that have computed for some time wait for each other, where a collective is waited for.
         inner: the link inside a node, for an axis that spans nodes and has several ranks in each.
         ranks_inside: how many ranks of the axis lie in a node then, else 1.
     """
@@ -40,6 +41,7 @@ class Link:
     shared: bool = False
     inner: Link | None = None
     ranks_inside: int = 1
+    meet_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Device:
 _FIGURES = {f.name for f in fields(Device)} - {"name", "flops_of"}
 _OPTIONAL = {"memory_achievable", "num_units", "fuses", "view_s", "draw_s", "shares", "stream_curve", "contention"}
 _REQUIRED = _FIGURES - _OPTIONAL
-_LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s")
+_LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s", "meet_s")
 
 
 @lru_cache(maxsize=1)
@@ -166,7 +168,7 @@ def link(name: str) -> Link:
     base, slash, sharers = name.rpartition("/")
     if slash and sharers.isdecimal() and int(sharers) > 0:
         whole = link(base)
-        return Link(name, whole.latency_s, whole.bytes_per_s / int(sharers), whole.call_s, whole.shared)
+        return replace(whole, name=name, bytes_per_s=whole.bytes_per_s / int(sharers))
     path, colon, entry = name.rpartition(":")
     if colon and path.endswith(".json"):
         return _link_of(name, _read(path).get("links", {}).get(entry))
@@ -183,7 +185,8 @@ def _joined(name: str, inner: Link, ranks_inside: int, between: Link) -> Link:
     """Join a link inside nodes and one between them: every rank's own port counts, a shared port once."""
     bytes_per_s = between.bytes_per_s * (1 if between.shared else ranks_inside)
     call_s = max(inner.call_s, between.call_s)
-    return Link(name, between.latency_s, bytes_per_s, call_s, between.shared, inner, ranks_inside)
+    meet_s = max(inner.meet_s, between.meet_s)
+    return Link(name, between.latency_s, bytes_per_s, call_s, between.shared, inner, ranks_inside, meet_s)
 
 
 def mesh_links(mesh: Mesh) -> tuple[Link, ...]:
@@ -299,6 +302,7 @@ def _link_of(name: str, figures: Any) -> Link:
         figures["bytes_per_s"],
         figures.get("call_s", 0.0),
         bool(figures.get("shared", False)),
+        meet_s=figures.get("meet_s", 0.0),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..plan_choices import choices_of
 from ..program import Program, result_values, tensor_operands, tensors_of
 from ..redistribution import Arc, arc_between
 from ..rules.legality import operand_layouts, result_layouts
-from .collectives import bucketed_seconds, collective_seconds
+from .collectives import Company, bucketed_seconds, collective_seconds
 from .compute import compute_dtype, local_lengths, local_seconds, numbers_drawn
 from .devices import device, mesh_links
 from .fusion import ALONE, Traffic
@@ -101,7 +101,7 @@ def _back(node: fx.Node) -> Iterator[fx.Node]:
             yield from _back(operand)
 
 
-def _arc_seconds(node: fx.Node, mesh: Mesh, bucketed: Collection[str]) -> float:
+def _arc_seconds(node: fx.Node, mesh: Mesh, bucketed: Mapping[str, Company]) -> float:
     *steps, start = _back(node)
     arc = arc_between(start.meta["layout"], node.meta["layout"])
     assert isinstance(arc, Arc) and arc.kind == node.meta["arc"]
@@ -114,8 +114,8 @@ def _arc_seconds(node: fx.Node, mesh: Mesh, bucketed: Collection[str]) -> float:
     ends = arc.source[arc.axis], arc.target[arc.axis]
     num_bytes = float(value.numel() * value.element_size())
     link = mesh_links(mesh)[arc.axis]
-    shared = node.meta["tensor"] in bucketed
-    price: Any = partial(bucketed_seconds, others=len(bucketed)) if shared else collective_seconds
+    company = bucketed.get(node.meta["tensor"])
+    price: Any = collective_seconds if company is None else partial(bucketed_seconds, company=company)
     return float(price(arc.kind, mesh.sizes[arc.axis], num_bytes, *ends, link, device(mesh.device)))
 
 

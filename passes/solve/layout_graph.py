@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import shortest_path
 from autopar.mesh import Mesh
 from autopar.placement import PARTIAL_SUM, REPLICATE, Layout, pieces_nonempty
 
-from ..cost.collectives import bucketed_seconds, collective_seconds
+from ..cost.collectives import Company, bucketed_seconds, collective_seconds
 from ..cost.devices import Device, Link, device, mesh_links
 from ..redistribution import arc_kind
 
@@ -181,25 +181,25 @@ class LayoutGraphs:
         self._made: dict[tuple[Any, ...], LayoutGraph] = {}
 
     def graph(
-        self, shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], *, bucketed: int = 0
+        self, shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], *, company: Company | None = None
     ) -> LayoutGraph:
         """Return the graph of a tensor; its layouts may hold the ``partials`` codes (sorted) beside complete ones.
 
         Args:
             shape, itemsize: of the tensor.
             partials: codes.
-            bucketed: how many tensors it travels with as one; 0 for one that travels alone.
+            company: what it travels with as one; None for one that travels alone.
         """
-        key = (shape, itemsize, partials, bucketed)
+        key = (shape, itemsize, partials, company)
         if key not in self._made:
-            self._made[key] = _build(shape, itemsize, partials, self.prices, bucketed)
+            self._made[key] = _build(shape, itemsize, partials, self.prices, company)
         return self._made[key]
 
 
 def _build(
-    shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], prices: Prices, bucketed: int
+    shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], prices: Prices, company: Company | None
 ) -> LayoutGraph:
-    price: Any = partial(bucketed_seconds, others=bucketed) if bucketed else collective_seconds
+    price: Any = collective_seconds if company is None else partial(bucketed_seconds, company=company)
     sizes = prices.mesh.sizes
     codes = [
         [REPLICATE, *(d for d, n in enumerate(shape) if n > 1), *partials] if n > 1 else [REPLICATE] for n in sizes

@@ -332,7 +332,7 @@ class _Builder:
         groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
         for name, (producer, slot, phase) in self._tensors().items():
             early, late = (tuple(sorted(part.items())) for part in readers[name])
-            bucketed = name in self.bucketed
+            bucketed = self.bucketed.get(name)
             if phase == "backward":
                 groups["backward", producer, slot, _merged(early, late), (), bucketed].append(name)
             else:
@@ -358,8 +358,8 @@ class _Builder:
         num_axes = self.prices.mesh.num_axes
         codes = {code for layout in set(results.tolist()) for code in decode(layout, num_axes)}
         partials = tuple(sorted(code for code in codes if code < REPLICATE))
-        bucketed = len(self.bucketed) if names[0] in self.bucketed else 0
-        graph = self.graphs.graph(tuple(value.shape), value.dtype.itemsize, partials, bucketed=bucketed)
+        company = self.bucketed.get(names[0])
+        graph = self.graphs.graph(tuple(value.shape), value.dtype.itemsize, partials, company=company)
         readers = self._distinct(early)
         again = tuple(reader for reader in readers if self.decisions[reader.decision].repeatable)
         resting = phase == "forward" and self._nodes[names[0]].op == "placeholder"

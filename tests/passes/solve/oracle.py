@@ -228,10 +228,10 @@ class Oracle:
     def _tree(self, name: str, starts: set[Layout], wanted: frozenset[Layout] | set[Layout]) -> float:
         """Return the least seconds of arcs after which all of ``wanted`` is had: Dijkstra over sets of layouts."""
         value = self.nodes[name].meta["val"]
-        bucketed = len(self.bucketed) if name in self.bucketed else 0
+        bucketed = self.bucketed.get(name)
         key = (tuple(value.shape), value.dtype.itemsize, bucketed, frozenset(starts), frozenset(wanted))
         if key not in _TREES.setdefault(self.mesh, {}):
-            self.price: Any = partial(bucketed_seconds, others=bucketed) if bucketed else collective_seconds
+            self.price: Any = partial(bucketed_seconds, company=bucketed) if bucketed else collective_seconds
             _TREES[self.mesh][key] = self._search(value, frozenset(starts), frozenset(wanted))
         return _TREES[self.mesh][key]
 

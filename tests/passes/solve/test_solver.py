@@ -48,7 +48,7 @@ def tight() -> Problem:
     def within(memory: int) -> Problem:
         return build_problem(program, prices, Options(memory=memory), fold(program))
 
-    return reduce_problem(within(int(1.2 * least_bytes(within(1)))))
+    return reduce_problem(within(int(1.15 * least_bytes(within(1)))))
 
 
 def solved(given: Problem, large: int = 1 << 30) -> Answer:
