@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from .. import ops  # noqa: F401  (defines the ops named below)
 from ..program import is_random
 from .edits import Edit, Retarget
 from .memories import Memories, may_be_view, schema_arguments
