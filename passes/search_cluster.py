@@ -32,6 +32,9 @@ Price = Callable[[Mesh, int], tuple[PricedRegion, ...]]
 MOST_PROGRAMS = 1500
 """Linear programs at most for the cuts of one candidate."""
 
+FIRST_PROGRAMS = 100
+"""Of these, at most so many before all other candidates had their turn."""
+
 MOST_ACTIONS = 4_000_000
 """Actions of all the tables that a search makes: after that it places no more, and says so by its gap."""
 
@@ -301,11 +304,19 @@ class ClusterSearcher:
     def _branch(
         self, best: Found, waiting: Sequence[tuple[float, Found]], slack: float, left: int
     ) -> tuple[Found, float]:
-        """Branch on the cuts of the best candidate, then of those whose bounds are lower than what that proves."""
+        """Branch on the cuts of the best candidate, then of those whose bounds are lower than what that proves.
+
+        One that takes many programs comes again behind the others, which its programs would be taken from.
+        """
         leaves_s = math.inf
-        for low_s, found in sorted(waiting, key=lambda row: (row[1].candidate != best.candidate, row[0])):
+        queue = [(low_s, found, True) for low_s, found in waiting]
+        queue.sort(key=lambda row: (row[1].candidate != best.candidate, row[0]))
+        while queue:
+            low_s, found, first = queue.pop(0)
             if low_s < best.step_s * (1.0 - slack) and left > 0:
                 weight = _weight(found)
+                is_best = found.candidate == best.candidate
+                most = min(left, MOST_PROGRAMS if is_best or not first else FIRST_PROGRAMS)
                 branched = branch_stages(
                     self.regions(found.candidate),
                     found.placement,
@@ -313,12 +324,15 @@ class ClusterSearcher:
                     pinned=self.limits.pinned,
                     enough_s=best.step_s * (1.0 - slack),
                     slack=slack,
-                    max_programs=math.ceil(min(left, MOST_PROGRAMS) / weight),
+                    max_programs=math.ceil(most / weight),
                 )
                 left -= math.ceil(branched.programs * weight)
                 low_s = max(low_s, branched.bound_s)
                 if branched.placement.makespan_s < best.step_s:
                     best = Found(found.candidate, branched.placement)
+                if first and not is_best and low_s < best.step_s * (1.0 - slack):
+                    queue.append((low_s, found, False))
+                    continue
             leaves_s = min(leaves_s, low_s)
         return best, min(leaves_s, best.step_s)
 
