@@ -64,7 +64,8 @@ class Board:
     def post(self, words: Sequence[int]) -> int:
         """Tell the others up to ``WORDS`` signed numbers of 64 bits; return the turn, to read it by."""
         if self._posted - self._all_read >= TURNS:
-            self._await(self._has_room, self._slow_readers)
+            self._await(self._slow_readers)
+            self._all_read = min(self._words[self._mark(rank)] for rank in self._everyone)
         turn = self._posted = self._posted + 1
         at = self._slot(self._rank, turn)
         padded = [*words, *[0] * (WORDS - len(words))]
@@ -81,27 +82,26 @@ class Board:
             InputError: a rank is gone, or does not come.
         """
         ranks = self._everyone if ranks is None else ranks
-        out = [self._look(rank, turn) for rank in ranks]
-        if None in out:
+        out: list[list[int]] = [[]] * len(ranks)
 
-            def complete() -> bool:
-                for place, rank in enumerate(ranks):
-                    if out[place] is None:
-                        out[place] = self._look(rank, turn)
-                return None not in out
+        def missing() -> list[int]:
+            for place, rank in enumerate(ranks):
+                if not out[place]:
+                    out[place] = self._look(rank, turn)
+            return [rank for rank, found in zip(ranks, out) if not found]
 
-            self._await(complete, lambda: [rank for rank, found in zip(ranks, out) if found is None])
+        self._await(missing)
         self._read = max(self._read, turn)
         self._words[self._mark(self._rank)] = self._read
-        return out  # type: ignore[return-value]
+        return out
 
-    def _look(self, rank: int, turn: int) -> list[int] | None:
-        """Return a post, None where it is not there yet; half a post does not pass the check."""
+    def _look(self, rank: int, turn: int) -> list[int]:
+        """Return a post, nothing where it is not there yet; half a post does not pass the check."""
         at = self._slot(rank, turn)
         if self._words[at] != turn:
-            return None
+            return []
         words = self._words[at + 1 : at + 1 + WORDS].tolist()
-        return words if self._words[at + 1 + WORDS] == _check(turn, words) else None
+        return words if self._words[at + 1 + WORDS] == _check(turn, words) else []
 
     def _slot(self, rank: int, turn: int) -> int:
         return self._mark(rank) + 1 + turn % TURNS * _SLOT
@@ -109,33 +109,33 @@ class Board:
     def _mark(self, rank: int) -> int:
         return rank * (1 + TURNS * _SLOT)
 
-    def _has_room(self) -> bool:
-        self._all_read = min(self._words[self._mark(rank)] for rank in self._everyone)
-        return self._posted - self._all_read < TURNS
-
     def _slow_readers(self) -> list[int]:
         return [rank for rank in self._everyone if self._posted - self._words[self._mark(rank)] >= TURNS]
 
-    def _await(self, done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+    def _await(self, missing: Callable[[], list[int]]) -> None:
+        """Return when no rank is missing."""
         for _ in range(YIELDS):
-            os.sched_yield()
-            if done():
+            if not missing():
                 return
+            os.sched_yield()
         begin = looked = time.monotonic()
         pause = SHORT_S
-        while not done():
+        while missing():
             time.sleep(pause)
             pause = min(LONG_S, pause * 1.1)
             now = time.monotonic()
             if now - looked > LOOK_S:
                 looked = now
-                self._require_alive(missing(), now - begin)
+                self._require_alive(missing, now - begin)
 
-    def _require_alive(self, ranks: Sequence[int], waited_s: float) -> None:
-        gone = [rank for rank in ranks if _started(self._processes[rank][0]) != self._processes[rank][1]]
+    def _require_alive(self, missing: Callable[[], list[int]], waited_s: float) -> None:
+        """A rank that ended may have posted before: one that ended first and is missing then will never come."""
+        ended = [rank for rank in missing() if _started(self._processes[rank][0]) != self._processes[rank][1]]
+        ranks = missing()
+        gone = [rank for rank in ended if rank in ranks]
         if gone:
             raise InputError(f"rank {gone[0]} of {len(self._processes)} ended while this one waits for its call")
-        if waited_s > self._patience.total_seconds():
+        if ranks and waited_s > self._patience.total_seconds():
             raise InputError(
                 f"rank {ranks[0]} of {len(self._processes)} did not come within {self._patience}; every rank must make "
                 "the same calls"

@@ -25,7 +25,6 @@ class StageGroups:
         place: this rank's place on the pipeline axis.
         num_places: ranks of the axis.
         line: the group along the axis; None without one.
-        line_board: where its ranks tell each other a few numbers; None where they can't.
     """
 
     whole: MeshGroups
@@ -33,7 +32,12 @@ class StageGroups:
     place: int
     num_places: int
     line: dist.ProcessGroup | None
-    line_board: Board | None
+
+    @property
+    def line_board(self) -> Board | None:
+        """Where the ranks of the line tell each other a few numbers; None where they can't."""
+        axis = self.whole.mesh.pipeline_axis
+        return None if axis is None else self.whole.boards[axis]
 
     def global_rank(self, place: int) -> int:
         """Return the global rank of the process at a place of this rank's line."""
@@ -51,7 +55,7 @@ def with_stages_of(groups: MeshGroups, plan: Plan) -> MeshGroups:
 
 def alone(groups: MeshGroups) -> StageGroups:
     """Return the groups of a mesh without stages."""
-    return StageGroups(groups, groups, 0, 1, None, None)
+    return StageGroups(groups, groups, 0, 1, None)
 
 
 def stage_groups(groups: MeshGroups) -> StageGroups:
@@ -73,7 +77,7 @@ def stage_groups(groups: MeshGroups) -> StageGroups:
         boards=boards_of(device_mesh),
     )
     line = groups.device_mesh.get_group(axis)
-    return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line, groups.boards[axis])
+    return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line)
 
 
 def _device_mesh(groups: MeshGroups, inner: Mesh, axis: int) -> DeviceMesh:

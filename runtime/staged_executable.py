@@ -125,16 +125,13 @@ class StagedExecutable:
     ) -> Tensor:
         source: Any = {"parameter": parameters, "buffer": buffers}.get(role.kind, leaves)
         tensor: Tensor = source[role.index if role.kind == "input" else role.name]
-        held, local = self._local_value(role), local_of(tensor)
+        held, local = self._values[role.node], local_of(tensor)
         if tuple(local.shape) != tuple(held.shape) or local.dtype != held.dtype:
             raise InputError(
                 f"{role.name} is {local.dtype}{list(local.shape)} on this rank, but the program was made for "
                 f"{held.dtype}{list(held.shape)}; convert the model before parallelize, and pass inputs of one dtype"
             )
         return tensor.clone() if role.kind == "buffer" else tensor
-
-    def _local_value(self, role: Input) -> Tensor:
-        return self._values[role.node]
 
     @cached_property
     def _values(self) -> dict[str, Tensor]:
@@ -200,7 +197,7 @@ class StagedExecutable:
         """Return placeholder -> gradient of an output, zeros where none came, from those by output position."""
         out = {}
         for role in self.tangent_roles():
-            like = self._local_value(role)
+            like = self._values[role.node]
             given = gradients.get(role.index)
             if given is None:
                 out[role.node] = torch.zeros(like.shape, dtype=like.dtype, device=self._groups.stage.device)
@@ -215,14 +212,16 @@ class StagedExecutable:
         for role, stage, layout, name in rows:
             if role.kind != kind or stage is None or layout is None or name is None:
                 continue
-            place = self._schedule.rank_of(stage)
-            if place == self._groups.place:
-                value = stages[stage].value(name)
-            else:
-                like = self._values[name]
-                value = torch.empty(like.shape, dtype=like.dtype, device=self._groups.stage.device)
-            out.append((role, layout, spread(value, place, self._groups)))
+            out.append((role, layout, self._spread(stages, stage, name)))
         return out
+
+    def _spread(self, stages: Mapping[int, Stage], stage: int, name: str) -> Tensor:
+        """Return a value that a stage made, on every rank of the line. Collective along it."""
+        place = self._schedule.rank_of(stage)
+        if place == self._groups.place:
+            return spread(stages[stage].value(name), place, self._groups)
+        like = self._values[name]
+        return spread(torch.empty(like.shape, dtype=like.dtype, device=self._groups.stage.device), place, self._groups)
 
     def gradients_of_slots(
         self, stages: Mapping[int, Stage], given: Sequence[Tensor], reached: Collection[int]
@@ -257,17 +256,10 @@ class StagedExecutable:
         for role, stage, layout, name in rows:
             if role.kind != "gradient" or stage is None or layout is None or name is None:
                 continue
-            place = self._schedule.rank_of(stage)
-            own = place == self._groups.place
-            is_input = self.program.input_of(role.of).kind == "input"
-            if not own and not is_input:
-                continue
-            if own:
-                value = stages[stage].value(name)
-            else:
-                like = self._values[name]
-                value = torch.empty(like.shape, dtype=like.dtype, device=self._groups.stage.device)
-            out.append((role.of, layout, spread(value, place, self._groups) if is_input else value))
+            if self.program.input_of(role.of).kind == "input":
+                out.append((role.of, layout, self._spread(stages, stage, name)))
+            elif self._schedule.rank_of(stage) == self._groups.place:
+                out.append((role.of, layout, stages[stage].value(name)))
         return out
 
     def place_outputs(self, found: Sequence[tuple[Any, Layout, Tensor]]) -> list[Tensor]:

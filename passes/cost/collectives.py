@@ -130,19 +130,19 @@ def bucketed_seconds(
     link: Link,
     device: Device,
     *,
-    company: Company,
+    company: Company | None,
 ) -> Numbers:
-    """Return the seconds of an arc that runs with others as one.
+    """Return the seconds of an arc that runs with others as one, or alone.
 
     It pays for its bytes and for its share of the starts. Where somebody waits, a bucket ends where its bytes take
     about as long as its start: bytes are paid for twice, and one bucket there is. What nobody waits for goes in few
     even buckets (``passes/improve/bucket_collectives.py``), as many as if all of it moved. A large one goes alone.
 
     Args:
-        company: of the arc; the other arguments as for ``collective_seconds``.
+        company: of the arc, None for one that goes alone; the other arguments as for ``collective_seconds``.
     """
     alone: Numbers = collective_seconds(kind, num_ranks, bytes_in, source, target, link, device)
-    if kind not in BUCKETED:
+    if company is None or kind not in BUCKETED:
         return alone
     start = moving_seconds(kind, num_ranks, bytes_in * 0.0, source, target, link, device)
     if company.share:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +20,7 @@ from ..plan_choices import choices_of
 from ..program import Program, result_values, tensor_operands, tensors_of
 from ..redistribution import Arc, arc_between
 from ..rules.legality import operand_layouts, result_layouts
-from .collectives import Company, bucketed_seconds, collective_seconds
+from .collectives import Company, bucketed_seconds
 from .compute import compute_dtype, local_lengths, local_seconds, numbers_drawn
 from .devices import device, mesh_links
 from .fusion import ALONE, Traffic
@@ -115,8 +113,9 @@ def _arc_seconds(node: fx.Node, mesh: Mesh, bucketed: Mapping[str, Company]) -> 
     num_bytes = float(value.numel() * value.element_size())
     link = mesh_links(mesh)[arc.axis]
     company = bucketed.get(node.meta["tensor"])
-    price: Any = collective_seconds if company is None else partial(bucketed_seconds, company=company)
-    return float(price(arc.kind, mesh.sizes[arc.axis], num_bytes, *ends, link, device(mesh.device)))
+    ranks = mesh.sizes[arc.axis]
+    seconds = bucketed_seconds(arc.kind, ranks, num_bytes, *ends, link, device(mesh.device), company=company)
+    return float(seconds)
 
 
 def _op_seconds(node: fx.Node, emitted: dict[str, list[fx.Node]], plan: Plan, local: LocalProgram) -> float:

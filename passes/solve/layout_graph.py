@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import shortest_path
 from autopar.mesh import Mesh
 from autopar.placement import PARTIAL_SUM, REPLICATE, Layout, pieces_nonempty
 
-from ..cost.collectives import Company, bucketed_seconds, collective_seconds
+from ..cost.collectives import Company, bucketed_seconds
 from ..cost.devices import Device, Link, device, mesh_links
 from ..redistribution import arc_kind
 
@@ -199,7 +199,6 @@ class LayoutGraphs:
 def _build(
     shape: tuple[int, ...], itemsize: int, partials: tuple[int, ...], prices: Prices, company: Company | None
 ) -> LayoutGraph:
-    price: Any = collective_seconds if company is None else partial(bucketed_seconds, company=company)
     sizes = prices.mesh.sizes
     codes = [
         [REPLICATE, *(d for d, n in enumerate(shape) if n > 1), *partials] if n > 1 else [REPLICATE] for n in sizes
@@ -227,7 +226,9 @@ def _build(
                         padded // _lengths(shape, sizes, starts, end) * sizes[axis] * _lengths(shape, sizes, ends, end)
                     )
                 bytes_in = (padded * itemsize).astype(np.float64)
-                seconds[rows] = price(kind, sizes[axis], bytes_in, begin, end, link, prices.device)
+                seconds[rows] = bucketed_seconds(
+                    kind, sizes[axis], bytes_in, begin, end, link, prices.device, company=company
+                )
     complete = np.all([col > PARTIAL_SUM for col in columns], axis=0)
     return LayoutGraph(
         shape, itemsize, encode_columns(columns), numel, complete, arcs[:, 0], arcs[:, 1], arcs[:, 2], seconds

@@ -64,7 +64,7 @@ def test_half_a_post_is_not_read() -> None:
     other.post([3, 4])
     at = one._slot(1, turn)
     one._words[at + 1] = 5
-    assert one._look(1, turn) is None
+    assert one._look(1, turn) == []
     one._words[at + 1] = 3
     assert one._look(1, turn) == [3, 4] + [0] * (WORDS - 2)
 
@@ -76,6 +76,22 @@ def test_a_rank_that_ended_is_named() -> None:
     board = _boards(2, [(os.getpid(), _started(os.getpid())), (process, started or "0")])[0]
     with pytest.raises(InputError, match="rank 1 of 2 ended"):
         board.read(board.post([0]))
+
+
+def test_a_rank_that_posted_and_ended_is_read() -> None:
+    """It is looked for once more after it was found to have ended."""
+    gone, here = _boards(2)
+    turn = here.post([0])
+
+    answers = [[0], []]
+
+    def missing() -> list[int]:
+        gone.post([7])
+        return answers.pop(0)
+
+    here._processes = [(0, "never"), here._processes[1]]
+    here._require_alive(missing, 1.0)
+    assert [row[0] for row in here.read(turn)] == [7, 0]
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
