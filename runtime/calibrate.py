@@ -25,8 +25,11 @@ from scipy.optimize import minimize
 from autopar.errors import OptionError
 from autopar.passes.cost.collectives import moving_seconds
 from autopar.passes.cost.devices import Device, Link
+from autopar.runtime.agree import PATIENCE
+from autopar.runtime.board import board_of
 from autopar.runtime.measure import Meter
 from autopar.runtime.measure_ops import draw_seconds, measured_shares, stream_curve
+from autopar.runtime.sum_on_boards import SmallSum
 
 _ops = torch.ops._c10d_functional
 
@@ -68,8 +71,10 @@ def calibrate(device: torch.device | str = "cpu", *, budget_s: float = 60.0) -> 
     if moves:
         measured["collectives"] = moves
         links["group"] = _link_profile(moves, meter.num_ranks, _priced_on(profile))
-        links["group"]["meet_s"] = _meet_seconds(meter)
-        links["group"]["sources"]["meet_s"] = links["group"]["sources"]["call_s"]
+        waits = {"meet_s": _meet_seconds(meter), "few_s": _few_seconds(meter)}
+        known = {name: seconds for name, seconds in waits.items() if seconds is not None}
+        links["group"] |= known
+        links["group"]["sources"] |= dict.fromkeys(known, links["group"]["sources"]["call_s"])
         profile["devices_per_node"] = meter.num_ranks
         profile["contention"] = meter.contention(partial(_start_collective, meter.device))
         profile["sources"]["contention"] = profile["sources"]["launch_s"]
@@ -124,8 +129,9 @@ def describe(profile: dict[str, Any], path: str) -> str:
     for link in profile["links"].values():
         lines.append(
             f"  link       {link['bytes_per_s'] / 1e9:12,.2f} GB/s, step {link['latency_s'] * 1e6:.0f} us, "
-            f"call {link['call_s'] * 1e6:.0f} us, ranks come apart by {link['meet_s'] * 1e6:.0f} us "
-            f"({link['description']})"
+            f"call {link['call_s'] * 1e6:.0f} us, ranks come apart by {link['meet_s'] * 1e6:.0f} us"
+            + (f", a few numbers {link['few_s'] * 1e6:.0f} us" if "few_s" in link else "")
+            + f" ({link['description']})"
         )
     return "\n".join(lines)
 
@@ -261,6 +267,18 @@ def _meet_seconds(meter: Meter) -> float:
     """Return what who waits for a collective pays for ranks that have come apart."""
     x = torch.ones(max(meter.num_ranks, MET_BYTES // 4 // meter.num_ranks * meter.num_ranks), device=meter.device)
     return meter.meet_seconds(partial(_run_collective, "all_reduce", x, meter.num_ranks))
+
+
+def _few_seconds(meter: Meter) -> float | None:
+    """Return the seconds of a sum of a few numbers through memory that ranks share; None where they share none."""
+    group = dist.group.WORLD
+    assert group is not None
+    board = board_of(group, PATIENCE) if meter.device.type == "cpu" else None
+    if board is None:
+        return None
+    number = torch.ones(())
+    small = SmallSum(board, 0, number)
+    return meter.collective_seconds(lambda: small.total(small.post(number)))
 
 
 def _link_profile(moves: list[dict[str, Any]], world: int, device: Device) -> dict[str, Any]:

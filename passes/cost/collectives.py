@@ -72,6 +72,10 @@ def send_seconds(bytes_in: Numbers, link: Link, device: Device) -> Numbers:
     return _best(1, link.latency_s, bytes_in / port) + link.call_s + device.launch_s
 
 
+FEW_BYTES = 32
+"""The largest sum that is one of a few numbers: eight of them in single precision."""
+
+
 def collective_seconds(
     kind: str, num_ranks: int, bytes_in: Numbers, source: int, target: int, link: Link, device: Device
 ) -> Numbers:
@@ -86,6 +90,9 @@ def collective_seconds(
         device: where the copies run.
     """
     moving = moving_seconds(kind, num_ranks, bytes_in, source, target, link, device)
+    if kind == "all_reduce" and link.few_s is not None:
+        few = np.asarray(bytes_in) <= FEW_BYTES
+        moving = np.where(few, np.minimum(link.few_s, moving), moving)  # type: ignore[assignment]
     return moving if kind == "slice" else moving + link.meet_s
 
 
@@ -136,13 +143,14 @@ def bucketed_seconds(
 
     It pays for its bytes and for its share of the starts. Where somebody waits, a bucket ends where its bytes take
     about as long as its start: bytes are paid for twice, and one bucket there is. What nobody waits for goes in few
-    even buckets (``passes/improve/bucket_collectives.py``), as many as if all of it moved. A large one goes alone.
+    even buckets (``passes/improve/bucket_collectives.py``), as many as if all of it moved: sums do, and a gather among
+    them finds no other. A large one goes alone.
 
     Args:
         company: of the arc, None for one that goes alone; the other arguments as for ``collective_seconds``.
     """
     alone: Numbers = collective_seconds(kind, num_ranks, bytes_in, source, target, link, device)
-    if company is None or kind not in BUCKETED:
+    if company is None or kind not in BUCKETED or (company.share and kind == "all_gather"):
         return alone
     start = moving_seconds(kind, num_ranks, bytes_in * 0.0, source, target, link, device)
     if company.share:
@@ -151,7 +159,8 @@ def bucketed_seconds(
         buckets = np.maximum(1.0, np.sqrt((1.0 - contention) * together / (contention * start)))
         shared: Numbers = company.share * (together + np.minimum(together + start, buckets * start))
     else:
-        shared = 2.0 * (alone - link.meet_s - start) + start / max(company.others, 1)
+        moving = moving_seconds(kind, num_ranks, bytes_in, source, target, link, device)
+        shared = 2.0 * (moving - start) + start / max(company.others, 1)
     return _least(alone, shared)
 
 

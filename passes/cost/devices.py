@@ -30,6 +30,8 @@ class Link:
         call_s: what a collective takes besides its steps and bytes.
         shared: one port carries the messages of all devices of a node.
         meet_s: what ranks that have computed for some time wait for each other, where a collective is waited for.
+        few_s: what a sum of a few numbers takes where ranks write them into memory that they share (``FEW_BYTES`` in
+            ``collectives.py``); None where it is a call like others.
         inner: the link inside a node, for an axis that spans nodes and has several ranks in each.
         ranks_inside: how many ranks of the axis lie in a node then, else 1.
     """
@@ -42,6 +44,7 @@ class Link:
     inner: Link | None = None
     ranks_inside: int = 1
     meet_s: float = 0.0
+    few_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Device:
 _FIGURES = {f.name for f in fields(Device)} - {"name", "flops_of"}
 _OPTIONAL = {"memory_achievable", "num_units", "fuses", "view_s", "draw_s", "shares", "stream_curve", "contention"}
 _REQUIRED = _FIGURES - _OPTIONAL
-_LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s", "meet_s")
+_LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s", "meet_s", "few_s")
 
 
 @lru_cache(maxsize=1)
@@ -295,7 +298,8 @@ def _link_of(name: str, figures: Any) -> Link:
     if missing:
         raise MeshError(f"the link profile {name!r} lacks {', '.join(missing)}; add them, with their sources")
     for key in _LINK_FIGURES:
-        _check(name, key, figures.get(key, 0.0), least_open=key == "bytes_per_s")
+        if key in figures:
+            _check(name, key, figures[key], least_open=key == "bytes_per_s")
     return Link(
         name,
         figures["latency_s"],
@@ -303,6 +307,7 @@ def _link_of(name: str, figures: Any) -> Link:
         figures.get("call_s", 0.0),
         bool(figures.get("shared", False)),
         meet_s=figures.get("meet_s", 0.0),
+        few_s=figures.get("few_s"),
     )
 
 

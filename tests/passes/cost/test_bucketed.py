@@ -6,11 +6,20 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.passes.cost.collectives import BUCKETED, Company, bucketed_seconds, coalesced_seconds, collective_seconds
+from autopar.passes.cost.collectives import (
+    BUCKETED,
+    FEW_BYTES,
+    Company,
+    bucketed_seconds,
+    coalesced_seconds,
+    collective_seconds,
+)
 from autopar.passes.cost.devices import device, link
+from autopar.runtime.board import WORDS
 
 H100 = device("h100")
 SIZES = st.floats(1.0, 1e10)
@@ -78,6 +87,31 @@ def test_only_who_waits_pays_for_ranks_that_come_apart(kind: str) -> None:
     waited = [collective_seconds(kind, 8, 1e4, 0, 0, wire, H100) for wire in (even, uneven)]
     assert waited[1] == pytest.approx(waited[0] + 0.5)
     for company in (Company(100), Company(100, 0.01)):
+        if kind == "all_gather" and company.share:
+            continue  # among sums it goes alone
         shared = [bucketed_seconds(kind, 8, 1e4, 0, 0, wire, H100, company=company) for wire in (even, uneven)]
         assert shared[1] == pytest.approx(shared[0])
     assert coalesced_seconds(kind, 8, [1e4, 2e4], uneven, H100) == coalesced_seconds(kind, 8, [1e4, 2e4], even, H100)
+
+
+def test_a_gather_among_sums_finds_no_company() -> None:
+    wire = link("ethernet_25")
+    alone = collective_seconds("all_gather", 8, 1e4, 0, 0, wire, H100)
+    assert bucketed_seconds("all_gather", 8, 1e4, 0, 0, wire, H100, company=Company(100, 0.01)) == alone
+    assert bucketed_seconds("all_gather", 8, 1e4, 0, 0, wire, H100, company=Company(100)) < alone
+
+
+def test_sums_of_a_few_numbers_go_through_shared_memory() -> None:
+    """They alone, and never at a higher price than the call."""
+    slow = link("ethernet_25")
+    for few_s in (1e-6, 1.0):
+        wire = replace(slow, few_s=few_s)
+        for kind in BUCKETED:
+            for num_bytes in (4.0, FEW_BYTES, FEW_BYTES + 1):
+                priced, call = (float(collective_seconds(kind, 8, num_bytes, 0, 0, w, H100)) for w in (wire, slow))
+                few = kind == "all_reduce" and num_bytes <= FEW_BYTES
+                assert priced == (min(few_s, call) if few else call)
+        company = Company(100, 0.01)
+        shared = [bucketed_seconds("all_reduce", 8, 1e4, 0, 0, w, H100, company=company) for w in (wire, slow)]
+        assert shared[0] == shared[1]
+    assert WORDS * torch.float32.itemsize == FEW_BYTES
