@@ -331,7 +331,7 @@ class ClusterSearcher:
                 if branched.placement.makespan_s < best.step_s:
                     best = Found(found.candidate, branched.placement)
                 if first and not is_best and low_s < best.step_s * (1.0 - slack):
-                    queue.append((low_s, found, False))
+                    queue.append((low_s, Found(found.candidate, branched.placement), False))
                     continue
             leaves_s = min(leaves_s, low_s)
         return best, min(leaves_s, best.step_s)

@@ -23,6 +23,7 @@ from .path_program import Limits, PathProgram, Relaxed
 from .stage_model import group_runs
 from .stage_records import Region, stage_costs
 from .stages import Placement, first_paths
+from .trade_variants import trade_variants
 
 CLOSE = 1e-4
 """Relative distance from the makespan of its own answer at which a relaxed program has nothing more to learn."""
@@ -48,6 +49,12 @@ KEPT = 60
 
 WHOLE = 1e-5
 """A count so near a whole number is one."""
+
+VARIED = 2
+"""The first of ``PathProgram.levels`` that tells variants apart."""
+
+WALKED, STEPS = 400_000, 60
+"""Actions that are simulated on walks from placements at most, and placements of one walk."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,9 @@ def branch_stages(
 
     Every answer of the relaxed program is simulated, and so is a point between it and the last such point, which begins
     at ``start``: paths of points inside cut deeper than those of corners (Ben-Ameur and Neto 2007). When paths add
-    nothing more, the counts of regions on a rank, then on a stage, that are no whole numbers are branched on. Answers
-    are rounded to placements on the way.
+    nothing more, the counts of regions on a rank, then on a stage, that are no whole numbers are branched on; then what
+    the regions of a rank need at work, where it is too full with that; then the counts of variants. Answers are rounded
+    to placements on the way, and the variants of those with new cuts are improved by a walk.
 
     Args:
         regions, budget, pinned: as ``place_stages``.
@@ -124,12 +132,16 @@ class _Branching:
     tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
     ruled: dict[int, Limits] = field(default_factory=dict)
     ruled_s: float = math.inf
+    walked: set[tuple[int, ...]] = field(default_factory=set)
+    left_actions: int = WALKED
 
     def __post_init__(self) -> None:
         self.schedule = self.best.schedule
         self.program = PathProgram(group_runs(self.regions), self.schedule, self.budget)
         for path in (*first_paths(self.schedule), self.best.simulation.path):
             self.program.add_path(path)
+        self.num_actions = sum(map(len, self.schedule.actions))
+        self._walk(self.best)
         self.inside = self.best.costs
         self.events = EventProgram(self.program) if solves_events(self.schedule) else None
 
@@ -153,12 +165,12 @@ class _Branching:
             parts: list[Mapping[int, Limits]] = []
             if answer is not None and bound_s < self.wanted_s:
                 self._round(answer)
-                parts = self._parts(answer.counts, limits)
+                parts = self._parts(answer, limits)
             if answer is not None and not parts and bound_s < self.wanted_s and not answer.converged:
                 bound_s, answer = self._converge(bound_s, limits, self.max_programs)
                 if answer is not None:
                     self._round(answer)
-                    parts = self._parts(answer.counts, limits)
+                    parts = self._parts(answer, limits)
             if not parts:
                 leaves_s = min(leaves_s, bound_s)
             waiting += [(bound_s, part) for part in parts]
@@ -189,12 +201,31 @@ class _Branching:
             self._round(answer)
             self.ruled_s = min(self.ruled_s, self.program.leave_out(self.wanted_s))
             before = dict(self.ruled)
+            self._raise_needs()
             if not self._probe(answer.counts, low_s):
                 return math.inf, None
             if self.ruled == before:
                 break
             low_s, answer = self._bound(low_s, {})
         return low_s, answer
+
+    def _raise_needs(self) -> None:
+        """Try every rank without regions that need so much at work, size by size: what it can't do without it has."""
+        done: set[int] = set()
+        for group, (rank, _) in self.program.needs.items():
+            if rank in done or self.ruled.get(group, (0.0, 0.0))[0] >= 1.0:
+                continue
+            if self.programs >= self.max_programs:
+                return
+            self.programs += 1
+            self._restart({group: (0.0, 0.0)})
+            found = self.program.solve()
+            bound_s = found.bound_s if found is not None else math.inf if self.program.is_empty() else 0.0
+            if bound_s < self.wanted_s:
+                done.add(rank)
+                continue
+            self.ruled_s = min(self.ruled_s, bound_s)
+            self.ruled[group] = (1.0, float(len(self.regions)))
 
     def _probe(self, counts: Floats, low_s: float) -> bool:
         """Try for every stage the next whole number of regions on either side of an answer's, the farthest first.
@@ -271,10 +302,13 @@ class _Branching:
                 break
         return low_s, answer
 
-    def _parts(self, counts: Floats, limits: Mapping[int, Limits]) -> list[Mapping[int, Limits]]:
+    def _parts(self, answer: Relaxed, limits: Mapping[int, Limits]) -> list[Mapping[int, Limits]]:
         """Return both halves of the count that is farthest from whole, the nearer one last; none if all are whole."""
+        counts = answer.counts
         off = np.abs(counts - np.round(counts))
-        for begin, end in pairwise([*self.program.levels, len(counts)]):
+        for kind, (begin, end) in enumerate(pairwise(self.program.levels)):
+            if kind == VARIED and (parts := self._split_needs(answer, limits)):
+                return parts
             if off[begin:end].max(initial=0.0) > WHOLE:
                 group = int(np.argmax(off[begin:end])) + begin
                 low, high = limits.get(group, self.ruled.get(group, (0.0, float(len(self.regions)))))
@@ -285,6 +319,19 @@ class _Branching:
                 ]
                 return halves if counts[group] - below > 0.5 else halves[::-1]
         return []
+
+    def _split_needs(self, answer: Relaxed, limits: Mapping[int, Limits]) -> list[Mapping[int, Limits]]:
+        """Return a rank that is too full without, and with, regions that need much at work; none if all ranks fit."""
+        full, free = self.program.overfull(answer.taken), {**self.ruled, **limits}
+        open_ = [
+            (min(answer.counts[group], 1.0), size, group)
+            for group, (rank, size) in self.program.needs.items()
+            if rank in full and answer.counts[group] > WHOLE and free.get(group, (0.0, 1.0))[0] < 1.0
+        ]
+        if not open_:
+            return []
+        _, _, group = max(open_)
+        return [{**limits, group: (0.0, 0.0)}, {**limits, group: (1.0, float(len(self.regions)))}]
 
     def _round(self, answer: Relaxed) -> None:
         """Try the placement nearest to an answer."""
@@ -300,10 +347,31 @@ class _Branching:
         costs = stage_costs(self.regions, firsts, variants)
         simulation = simulate_schedule(self.schedule, costs)
         self.program.add_path(simulation.path)
-        if simulation.makespan_s < self.best.makespan_s:
-            self.best = replace(
-                self.best, firsts=firsts, variants=variants, costs=costs, simulation=simulation, rounds=self.programs
-            )
+        found = Placement(self.schedule, firsts, variants, costs, simulation, self.best.bound_s, self.programs)
+        if found.makespan_s < self.best.makespan_s:
+            self.best = found
+        if firsts not in self.walked:
+            self._walk(found)
+
+    def _walk(self, start: Placement) -> None:
+        """Look for a faster placement with the cuts of one: from it, or from its fastest variants that fit."""
+        self.walked.add(start.firsts)
+        steps = min(STEPS, self.left_actions // self.num_actions)
+        if not steps:
+            return
+        self.left_actions -= steps * self.num_actions
+        begin = start
+        if self.budget is not None:
+            fastest = [region.fastest(self.schedule.num_micro_batches) for region in self.regions]
+            variants = fill_memory(self.regions, self.schedule, self.budget, start.firsts, fastest)
+            if variants is not None:
+                costs = stage_costs(self.regions, start.firsts, variants)
+                filled = simulate_schedule(self.schedule, costs)
+                if filled.makespan_s < start.makespan_s:
+                    begin = replace(start, variants=variants, costs=costs, simulation=filled)
+        found = trade_variants(self.regions, begin, self.budget, steps)
+        if found.makespan_s < self.best.makespan_s:
+            self.best = found
 
     def _firsts(self, taken: Floats) -> tuple[int, ...]:
         """Return the first regions of stages whose sizes are nearest to an answer's."""

@@ -18,6 +18,9 @@ from .stage_model import Run, unit_bytes, unit_seconds
 Limits = tuple[float, float]
 """Least and most regions of a group."""
 
+MUCH = 1e-5
+"""Part of a region below which it is not there."""
+
 _FIELDS = ("forward_s", "input_s", "weight_s", "step_s")
 _TERMS = ("forward", "input", "weight", "step")
 
@@ -54,7 +57,7 @@ class PathProgram:
 
     Region ``i`` of ``R`` can lie on stage ``s`` of ``S`` only if ``s <= i <= R - S + s``, for every stage has one. But
     for that regions may lie in any order, and every cut is as cheap as the cheapest. Every rank fits the budget at each
-    of its fullest moments, but for what its regions need at work.
+    of its fullest moments, with what the one of its regions needs at work that ``restrict`` says it has at least.
 
     The bound is computed from the solver's dual values, whatever they are: with the paths weighed by them a makespan is
     a sum over regions, whose least is taken region by region.
@@ -82,6 +85,7 @@ class PathProgram:
         self.send_s = min(_cuts(runs), default=0.0) / self.unit_s
         self.fixed: list[tuple[Row, Floats, float, float]] = []
         self.paths: list[tuple[Row, Floats, float]] = []
+        self.moments: list[tuple[int, int]] = []
         self._add_fixed()
         if budget is not None:
             self._bound_bytes(budget)
@@ -89,7 +93,7 @@ class PathProgram:
 
     def _make_columns(self) -> None:
         """Make a variable for every stage, run and variant that can meet: so many regions."""
-        stages, runs, kinds, most, costs, sizes = [], [], [], [], [], []
+        stages, runs, kinds, most, costs, sizes, needs = [], [], [], [], [], [], []
         spare = sum(run.count for run in self.runs) - self.schedule.num_stages
         first = 0
         for number, run in enumerate(self.runs):
@@ -102,13 +106,18 @@ class PathProgram:
                     most.append(there)
                     costs.append([getattr(variant, field) / self.unit_s for field in _FIELDS])
                     sizes.append((variant.state_bytes, variant.saved_bytes))
+                    needs.append(variant.working_bytes)
             first += run.count
         self.stage_of: Ints = np.array(stages, dtype=np.int64)
+        ranks = [self.schedule.rank_of(stage) for stage in stages]
+        self.rank_of: Ints = np.array(ranks, dtype=np.int64)
         self.run_of: Ints = np.array(runs, dtype=np.int64)
         self.variant_of: Ints = np.array(kinds, dtype=np.int64)
         self.most: Floats = np.array(most, dtype=np.float64)
+        self.whole = self.most
         self.costs: Floats = np.array(costs, dtype=np.float64)
         self.bytes: Floats = np.array(sizes, dtype=np.float64)
+        self.working: Floats = np.array(needs, dtype=np.float64)
         self.columns = [self.solver.NumVar(0.0, float(limit), "") for limit in most]
 
     def _add_fixed(self) -> None:
@@ -122,22 +131,36 @@ class PathProgram:
     def _list_groups(self) -> None:
         """List what are whole numbers in a placement; ``levels`` are where each kind of them begins.
 
-        Regions of every run on every rank, then on every stage; then those of every variant of a run, likewise.
+        Regions of every run on every rank, then on every stage; then those of every variant of a run, likewise; then
+        those on a rank that need so many bytes at work or more, for every rank and every such size.
         """
-        ranks = np.array([self.schedule.rank_of(stage) for stage in range(self.schedule.num_stages)])
         several = np.array([run.count > 1 for run in self.runs])[self.run_of]
         parts: list[Floats] = []
         self.levels: list[int] = []
         for kinds, shown in ((0 * self.variant_of, several), (self.variant_of, np.ones_like(several))):
-            for place in (ranks[self.stage_of], self.stage_of):
+            for place in (self.rank_of, self.stage_of):
                 self.levels.append(sum(map(len, parts)))
                 keys = np.stack([self.run_of, kinds, place])[:, shown]
                 _, group_of = np.unique(keys, axis=1, return_inverse=True)
                 part = np.zeros((int(group_of.max(initial=-1)) + 1, len(shown)))
                 part[group_of.ravel(), np.flatnonzero(shown)] = 1.0
                 parts.append(part)
+        self.levels.append(sum(map(len, parts)))
+        self.needs: dict[int, tuple[int, float]] = {}
+        if self.budget is not None:
+            parts += self._list_needs()
         self.groups: Floats = np.concatenate(parts)
         self.rows: dict[int, int] = {}
+
+    def _list_needs(self) -> list[Floats]:
+        """Return the groups of regions that need much at work, the least first; ``needs`` is their rank and bytes."""
+        parts: list[Floats] = []
+        for rank in range(self.schedule.num_ranks):
+            sizes = np.unique(self.working[self.rank_of == rank])
+            for size in sizes[sizes > 0.0]:
+                self.needs[self.levels[-1] + len(parts)] = (rank, float(size))
+                parts.append(((self.rank_of == rank) & (self.working >= size)).astype(np.float64)[None])
+        return parts
 
     def counts(self, taken: Floats) -> Floats:
         """Return how many regions every group has."""
@@ -164,7 +187,12 @@ class PathProgram:
         return tuple(out)
 
     def restrict(self, limits: Mapping[int, Limits]) -> None:
-        """Keep the counts of groups within limits; those of other groups are free again."""
+        """Keep the counts of groups within limits; those of other groups are free again.
+
+        A rank with a region that needs so much at work has that much less for what it keeps. Where a stage has a region
+        of a run, no stage before has one of a later run, and no stage behind one of an earlier run.
+        """
+        self._keep_order(limits)
         for group in sorted({*self.rows, *limits}):
             low, high = limits.get(group, (0.0, float(len(self.columns))))
             if group not in self.rows:
@@ -173,11 +201,41 @@ class PathProgram:
             row, weights, _, _ = self.fixed[self.rows[group]]
             row.SetBounds(low, high)
             self.fixed[self.rows[group]] = (row, weights, low, high)
+        needed = [0.0] * self.schedule.num_ranks
+        for group, (rank, size) in self.needs.items():
+            if limits.get(group, (0.0, 0.0))[0] >= 1.0:
+                needed[rank] = max(needed[rank], size)
+        for at, rank in self.moments:
+            row, weights, low, _ = self.fixed[at]
+            high = ((self.budget or 0) - needed[rank]) / self.unit_bytes
+            row.SetBounds(-self.solver.infinity(), high)
+            self.fixed[at] = (row, weights, low, high)
+
+    def _keep_order(self, limits: Mapping[int, Limits]) -> None:
+        """Leave out the columns that are out of order with what stages have by the limits."""
+        there = np.ones(len(self.columns), dtype=bool)
+        for group in range(self.levels[1], self.levels[2]):
+            if limits.get(group, (0.0, 0.0))[0] >= 1.0:
+                at = int(np.argmax(self.groups[group]))
+                ahead, behind = self.stage_of < self.stage_of[at], self.stage_of > self.stage_of[at]
+                there &= ~(ahead & (self.run_of > self.run_of[at])) & ~(behind & (self.run_of < self.run_of[at]))
+        self._bound_columns(np.where(there, self.whole, 0.0))
+
+    def overfull(self, taken: Floats) -> set[int]:
+        """Return the ranks that an answer fills too full with what its regions need at work."""
+        out = set()
+        for at, rank in self.moments:
+            working = self.working[(self.rank_of == rank) & (taken > MUCH)]
+            used = float(self.fixed[at][1] @ taken) * self.unit_bytes + working.max(initial=0.0)
+            if self.budget is not None and used > self.budget * (1.0 + MUCH):
+                out.add(rank)
+        return out
 
     def _bound_bytes(self, budget: int) -> None:
-        unit = unit_bytes(self.runs, self.schedule)
-        for moments in fullest_moments(self.schedule):
+        unit = self.unit_bytes = unit_bytes(self.runs, self.schedule)
+        for rank, moments in enumerate(fullest_moments(self.schedule)):
             for moment in moments:
+                self.moments.append((len(self.fixed), rank))
                 flight = np.zeros(self.schedule.num_stages)
                 here = np.zeros(self.schedule.num_stages)
                 for stage, count in moment:
@@ -221,7 +279,7 @@ class PathProgram:
     def without_idle(self, recent: int) -> PathProgram:
         """Return a program without the rows of paths that did not matter to the last ``recent`` answers."""
         other = PathProgram(self.runs, self.schedule, self.budget)
-        other.keep_below(self.most)
+        other.keep_below(self.whole)
         for key, used in zip(self.known, self.used, strict=True):
             if self.solved - used < recent:
                 other.add_path(dict(key), used - self.solved)
@@ -255,19 +313,23 @@ class PathProgram:
             A bound on the makespan of every placement that is left out.
         """
         bound, wanted = self.priced[0], wanted_s / self.unit_s
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             room = np.where(self.priced[1] > 0.0, (wanted - bound) / self.priced[1], np.inf)
-        most = np.minimum(self.most, np.floor(room.clip(0.0)))
-        cut = most < self.most
+        most = np.minimum(self.whole, np.floor(room.clip(0.0)))
+        cut = most < self.whole
         self.keep_below(most)
         least = bound + self.priced[1][cut] * (most[cut] + 1.0)
         return float(least.min(initial=math.inf)) * self.unit_s
 
     def keep_below(self, most: Floats) -> None:
-        """Keep columns at or below so many regions."""
+        """Keep columns at or below so many regions, whatever the limits."""
+        self.whole = most
+        self._bound_columns(np.minimum(self.most, most))
+
+    def _bound_columns(self, most: Floats) -> None:
+        for at in np.flatnonzero(most != self.most):
+            self.columns[at].SetUb(float(most[at]))
         self.most = most
-        for at, column in enumerate(self.columns):
-            column.SetUb(float(most[at]))
 
     def is_empty(self) -> bool:
         """Tell whether nothing fits the budget."""

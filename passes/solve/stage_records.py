@@ -30,6 +30,10 @@ class Variant:
     saved_bytes: int = 0
     working_bytes: int = 0
 
+    def step_seconds(self, num_micro_batches: int) -> float:
+        """Return the seconds of a step of so many micro-batches."""
+        return num_micro_batches * (self.forward_s + self.input_s + self.weight_s) + self.step_s
+
 
 @dataclass(frozen=True)
 class Region:
@@ -44,6 +48,10 @@ class Region:
     name: str
     variants: tuple[Variant, ...]
     send_s: float = 0.0
+
+    def fastest(self, num_micro_batches: int) -> int:
+        """Return the variant with the least seconds of a step."""
+        return min(range(len(self.variants)), key=lambda number: self.variants[number].step_seconds(num_micro_batches))
 
 
 def crossing_bytes(num_regions: int, tensors: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
