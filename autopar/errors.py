@@ -28,7 +28,7 @@ class ConstraintError(AutoparError):
 
 
 class InfeasibleError(AutoparError):
-    """No plan exists within the memory budget; ``least_bytes`` is the smallest budget that has one."""
+    """No plan exists within the memory budget; ``least_bytes`` is the smallest that is known to have one."""
 
     def __init__(self, message: str, least_bytes: int | None = None) -> None:
         super().__init__(message)

@@ -251,11 +251,15 @@ def _travel(problem: Problem, network: Network, rows: list[int], again: list[boo
 
 
 def least_bytes(problem: Problem) -> int:
-    """Return the smallest budget that has a plan."""
+    """Return the smallest budget that has a plan; where its proof is given up, the smallest that is known to.
+
+    Raises:
+        AutoparError: no plan is known.
+    """
     reduced = drop_for_bytes(problem)
     model = build_model(reduced, objective="bytes")
     proved = solve_problem(reduced, model, objective="bytes")
-    if proved.answer.status != "optimal":
+    if proved.answer.status not in ("optimal", "feasible"):
         raise AutoparError(f"the least memory could not be found: the solver says {proved.answer.status}")
     return rebuild(proved, model).num_bytes
 
@@ -269,7 +273,7 @@ def _too_small(problem: Problem) -> InfeasibleError:
     least = least_bytes(problem)
     assert problem.budget is not None
     return InfeasibleError(
-        f"no plan fits into {exact_bytes(problem.budget)} a rank on {problem.prices.mesh}; the least that has a plan "
+        f"no plan fits into {exact_bytes(problem.budget)} a rank on {problem.prices.mesh}; the least known to have one "
         f"is {exact_bytes(least)}: raise memory= to that, use more ranks, or another optimizer",
         least,
     )

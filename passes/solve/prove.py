@@ -84,7 +84,7 @@ def _search(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: s
     bound, prices = dual_bound(model, relaxed.duals)
     if relaxed.status != "optimal" or not math.isfinite(bound) or bound <= 0:
         return _branch_all(problem, model, -math.inf, None, limit_s)
-    best = _dive(problem, model, relaxed, objective)
+    best = _dive(problem, model, relaxed, objective, limit_s)
     if best is not None and best.answer.objective - bound <= SAME * bound:
         return replace(best, answer=replace(best.answer, bound=min(bound, best.answer.objective)))
     rows = strategy_prices(problem, model, prices)
@@ -136,12 +136,15 @@ def _given_up(best: Proved, bound: float) -> Proved:
     return replace(best, answer=replace(best.answer, status="feasible", bound=bound))
 
 
-def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str) -> Proved | None:
+def _dive(
+    problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str, limit_s: float | None
+) -> Proved | None:
     """Return some integral plan near the relaxation: what is decided stays, open decisions are closed.
 
     A relaxation is fractional without a gap where axes are alike: it mixes plans that mirror one another. Closing one
     decision then decides those around it; so they are closed one by one. Of a problem that is relaxed by PDLP, where
-    each step is long, twice as many at every step, apart from one another.
+    each step is long, twice as many at every step, apart from one another. Where all are closed and the relaxation is
+    not integral, memory is short: branch and bound tells what is kept and what is had again, under these decisions.
     """
     for step in range(MOST_DIVES):
         if len(relaxed.values) != model.num_variables:
@@ -155,21 +158,23 @@ def _dive(problem: Problem, model: LinearModel, relaxed: Relaxed, objective: str
         count = 1 if relaxed.is_exact else 2**step
         for index in _to_close(problem, values, is_open, count):
             keep[index] = np.arange(len(keep[index])) == int(np.argmax(values[index]))
-        if all(kept.all() for kept in keep) and relaxed.is_exact:
-            return None
+        decided = not any(is_open) and relaxed.is_exact
         try:
             problem = reduce_problem(problem.with_rows(keep), dominate=objective == "seconds")
         except ConstraintError:
             return None
         model = build_model(problem, objective=objective)
+        if decided:
+            found = Proved(problem, model, branch(model, time_limit_s=limit_s))
+            return found if len(found.answer.values) else None
         relaxed = relax(model, tolerance=ROUGH)
     return None
 
 
-def _of_decisions(problem: Problem, model: LinearModel, relaxed: Relaxed) -> list[Floats]:
-    """Return a relaxation's values of the strategies of every decision."""
+def _of_decisions(problem: Problem, model: LinearModel, solution: Relaxed | Answer) -> list[Floats]:
+    """Return a solution's values of the strategies of every decision."""
     firsts = model.first_variable.tolist()
-    return [relaxed.values[at : at + len(one.strategies)] for at, one in zip(firsts, problem.decisions, strict=True)]
+    return [solution.values[at : at + len(one.strategies)] for at, one in zip(firsts, problem.decisions, strict=True)]
 
 
 def _to_close(problem: Problem, values: Sequence[Floats], is_open: Sequence[bool], count: int) -> list[int]:

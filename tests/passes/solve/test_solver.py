@@ -21,7 +21,7 @@ from autopar.passes.solve.model import build_model
 from autopar.passes.solve.problem import Problem, build_problem
 from autopar.passes.solve.prove import solve_problem, strategy_prices
 from autopar.passes.solve.reduce import reduce_problem
-from autopar.passes.solve.solver import Answer, branch, dual_bound, relax
+from autopar.passes.solve.solver import Answer, branch, dual_bound, is_integral, relax
 from autopar.plans import Options
 from tests import models
 
@@ -117,6 +117,25 @@ def test_a_proof_too_large_gives_the_best_plan_with_its_gap(
     assert answer.status == "feasible"
     assert answer.bound * (1 - 1e-9) <= optimum <= answer.objective * (1 + 1e-9)
     assert answer.bound < answer.objective < 1.2 * optimum
+
+
+def test_a_plan_is_found_where_memory_alone_is_open(tight: Problem) -> None:
+    """A relaxation that decides every op and keeps a part of a tensor: what fits is found under these decisions."""
+    model = build_model(tight)
+    keep = [row >= row.max() for row in prove._of_decisions(tight, model, branch(model))]
+    assert tight.budget is not None
+    found = 0
+    for budget in np.linspace(0.9, 1.5, 7) * tight.budget:
+        given = replace(tight, budget=int(budget)).with_rows(keep)
+        model = build_model(given)
+        relaxed = relax(model)
+        if relaxed.status == "infeasible" or is_integral(model, relaxed.values):
+            continue
+        proved = prove._dive(given, model, relaxed, "seconds", None)
+        assert proved is not None
+        assert proved.answer.objective == pytest.approx(branch(model).objective)
+        found += 1
+    assert found
 
 
 def test_branch_and_bound_ends_after_its_nodes(tight: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
