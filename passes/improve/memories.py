@@ -73,6 +73,11 @@ class Memories:
         owner = self._owner[node]
         return owner not in self._foreign and self._last_read[owner] <= self._position[reader]
 
+    def largest_bytes(self, node: fx.Node) -> int:
+        """Return the bytes of the largest value that may lie in the memory of ``node``."""
+        values = [member.meta.get("val") for member in self._members[self._owner[node]]]
+        return max(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
     def _read_until(self, node: fx.Node) -> int:
         """Return the last position at which somebody reads a value; a collective reads until the wait for it."""
         last = -1

@@ -14,7 +14,8 @@ def reduce_in_place(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
     """Return the all-reduces that need no copy of their operand.
 
     Safe where the operand's memory was made in this phase of the program, and nothing that may lie in it is read
-    behind the call, by an op, by the backward, or as an output.
+    behind the call, by an op, by the backward, or as an output. With a budget the memory must be no larger than the
+    result, which would keep all of it: a slice is copied.
     """
     memories = Memories(joint.graph, setting)
     edits: list[Edit] = []
@@ -23,6 +24,7 @@ def reduce_in_place(joint: fx.GraphModule, setting: Setting) -> list[Edit]:
             continue
         (call,) = collective_calls(node)
         made_here = call.operand.meta["phase"] == node.meta["phase"]
-        if made_here and memories.ends_at(call.operand, node):
+        roomy = setting.memory_bytes is None or memories.largest_bytes(call.operand) <= call.value.nbytes
+        if made_here and roomy and memories.ends_at(call.operand, node):
             edits.append(Retarget(node.name, IN_PLACE[node.target]))
     return edits

@@ -32,6 +32,19 @@ def test_a_fresh_tensor_is_summed_where_it_lies() -> None:
     assert in_place(g.joint(g.all_reduce(viewed, "call"))) == ["call"]
 
 
+@pytest.mark.parametrize("budget", [None, 1])
+def test_a_slice_is_copied_under_a_budget(budget: int | None) -> None:
+    """A sum in place of a slice would keep the whole alive; of all of it, it keeps no more than a copy would."""
+    g = SmallGraph((4,))
+    x = g.input("x")
+    piece = g.op(ATEN.slice.Tensor, g.op(ATEN.neg.default, x), 0, 0, 2)
+    piece.meta["val"] = torch.empty(2, device="meta")
+    ends = [g.all_reduce(piece, "part"), g.all_reduce(g.op(ATEN.exp.default, x), "whole")]
+    next(n for n in g.graph.nodes if n.name == "part").meta["val"] = piece.meta["val"]
+    setting = Setting(Mesh((2,)), (), (), memory_bytes=budget)
+    assert in_place(g.joint(*ends), setting) == (["part", "whole"] if budget is None else ["whole"])
+
+
 @pytest.mark.parametrize("how", ["input", "view of an input", "output", "read behind", "view read behind", "kept"])
 def test_what_somebody_else_may_read_is_copied(how: str) -> None:
     """Inputs, outputs, whatever is read behind the call, also through a view, and copies that are kept."""
