@@ -29,6 +29,7 @@ from autopar.runtime.agree import PATIENCE
 from autopar.runtime.board import board_of
 from autopar.runtime.measure import Meter
 from autopar.runtime.measure_ops import draw_seconds, measured_shares, stream_curve
+from autopar.runtime.measure_rates import memory_rates
 from autopar.runtime.sum_on_boards import SmallSum
 
 _ops = torch.ops._c10d_functional
@@ -176,6 +177,7 @@ def _measured_figures(meter: Meter) -> dict[str, Any]:
         figures["stream_curve"] = curve
         figures["draw_s"] = draw_seconds(meter)
         figures["attention_flops_per_s"], figures["convolution_flops_per_s"] = measured_shares(meter)
+        figures["memory_rates"] = memory_rates(meter)
     return figures
 
 
@@ -209,12 +211,17 @@ def _device_profile(
     if "view_s" in measured:
         rate = best["float32"] * slowdown
         kinds = {kind: measured[f"{kind}_flops_per_s"] / rate for kind in ("attention", "convolution")}
+        rates: dict[str, tuple[float, float, float]] = measured["memory_rates"]
         figures |= {
             "view_s": measured["view_s"] * slowdown,
             "draw_s": measured["draw_s"] * slowdown,
             "shares": kinds,
+            "calls": {op: call_s * slowdown for op, (call_s, _, _) in rates.items()},
             "stream_curve": [[size, speed / slowdown] for size, speed in measured["stream_curve"]],
         }
+        stream = _priced_on(figures)
+        for op, (_, num_bytes, seconds) in rates.items():
+            kinds[op] = float(stream.stream_seconds(num_bytes)) / (seconds * slowdown)
     return {
         "description": f"{device.type} of {platform.machine()}",
         **figures,

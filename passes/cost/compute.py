@@ -47,7 +47,7 @@ VIEWS: frozenset[str] = frozenset(
 
 def is_view(target: Any) -> bool:
     """Tell whether an op only looks at its operand in another way."""
-    return str(getattr(target, "overloadpacket", target)) in VIEWS
+    return _name(target) in VIEWS
 
 
 ATTENTION_SHARE = 0.62
@@ -64,8 +64,17 @@ KINDS: dict[str, str] = {
 
 def share_of(target: Any, device: Device) -> float:
     """Return the part of the achievable rate that an op's kernels reach: the profile's own, or the usual one."""
-    kind = KINDS.get(str(getattr(target, "overloadpacket", target)), "")
+    kind = KINDS.get(_name(target), "")
     return device.shares.get(kind, ATTENTION_SHARE if kind == "attention" else 1.0)
+
+
+def call_seconds(target: Any, device: Device) -> float:
+    """Return what an op takes besides its work, where it starts a kernel; of a view what the host takes for it."""
+    return device.view_s if is_view(target) else device.calls.get(_name(target), device.launch_s)
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "overloadpacket", target))
 
 
 def op_seconds(
@@ -93,12 +102,12 @@ def op_seconds(
     """
     if is_view(target):
         return flops * 0.0 + device.view_s
-    launch_s = launches * device.launch_s + drawn * device.draw_s
+    launch_s = launches * call_seconds(target, device) + drawn * device.draw_s
     share = share_of(target, device)
     if product is not None:
         return product_seconds(product, bytes_moved, dtype, device) / share + launch_s  # type: ignore[return-value,arg-type]
     rate = device.flops_per_s(dtype) * share
-    times = np.maximum(flops / rate, device.stream_seconds(bytes_moved))
+    times = np.maximum(flops / rate, device.stream_seconds(bytes_moved) / device.shares.get(_name(target), 1.0))
     return times + launch_s  # type: ignore[no-any-return]
 
 

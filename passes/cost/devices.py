@@ -64,7 +64,9 @@ class Device:
         fuses: chains of pointwise ops run as one kernel.
         view_s: what a view costs the host, where ops are called one by one.
         draw_s: of one random number.
-        shares: kind of op (``KINDS`` in ``compute.py``) -> the part of the achievable rate that it reaches.
+        shares: kind of op (``KINDS`` in ``compute.py``) -> the part of the achievable rate that it reaches; or an op
+            that is bound by memory (``aten.gelu``) -> the part of the bandwidth.
+        calls: op -> what it takes besides, where that is not ``launch_s``: some call several kernels.
         stream_curve: ``(bytes moved, bytes a second)`` pairs in ascending order, for devices whose caches make small
             ops faster; between them it is interpolated, and without them the bandwidth is one figure.
         contention: the part of its own time by which a transfer slows the compute that hides it; 1 where transfers
@@ -86,6 +88,7 @@ class Device:
     view_s: float = 0.0
     draw_s: float = 0.0
     shares: Mapping[str, float] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
     stream_curve: tuple[tuple[float, float], ...] = ()
     contention: float = 1.0
     flops_of: Mapping[str, float] = field(init=False, repr=False)
@@ -112,7 +115,17 @@ class Device:
 
 
 _FIGURES = {f.name for f in fields(Device)} - {"name", "flops_of"}
-_OPTIONAL = {"memory_achievable", "num_units", "fuses", "view_s", "draw_s", "shares", "stream_curve", "contention"}
+_OPTIONAL = {
+    "memory_achievable",
+    "num_units",
+    "fuses",
+    "view_s",
+    "draw_s",
+    "shares",
+    "calls",
+    "stream_curve",
+    "contention",
+}
 _REQUIRED = _FIGURES - _OPTIONAL
 _LINK_FIGURES = ("latency_s", "bytes_per_s", "call_s", "meet_s", "few_s")
 
@@ -273,12 +286,14 @@ def _device_of(name: str, figures: Any) -> Device:
 
 
 def _check_tables(name: str, chosen: dict[str, Any]) -> None:
-    """Refuse shares and a stream curve that are no tables of positive figures."""
-    shares, curve = chosen.get("shares", {}), chosen.get("stream_curve", ())
-    if not isinstance(shares, dict):
-        raise MeshError(f"shares of the device profile {name!r} must give a figure a kind of op; got {shares!r}")
-    for kind, share in shares.items():
-        _check(name, f"the share of {kind}", share)
+    """Refuse shares, calls and a stream curve that are no tables of positive figures."""
+    for key, word in (("shares", "share"), ("calls", "call")):
+        figures = chosen.get(key, {})
+        if not isinstance(figures, dict):
+            raise MeshError(f"{key} of the device profile {name!r} must give a figure a kind of op; got {figures!r}")
+        for kind, figure in figures.items():
+            _check(name, f"the {word} of {kind}", figure)
+    curve = chosen.get("stream_curve", ())
     pairs = isinstance(curve, (list, tuple)) and all(isinstance(row, (list, tuple)) and len(row) == 2 for row in curve)
     if not pairs or [row[0] for row in curve] != sorted({row[0] for row in curve}):
         raise MeshError(

@@ -10,7 +10,7 @@ from autopar.mesh import Mesh
 
 from ..find_regions import find_regions, late_nodes, region_of
 from ..program import Program, tensor_operands, tensors_of
-from .compute import compute_dtype, is_view, local_lengths, local_seconds, numbers_drawn
+from .compute import call_seconds, compute_dtype, is_view, local_lengths, local_seconds, numbers_drawn
 from .devices import Device, device
 from .fusion import ALONE, Traffic
 
@@ -90,5 +90,5 @@ def _share(node: fx.Node, profile: Device) -> Share:
     lengths = local_lengths(rule, shapes, shapes)
     how = {"launches": traffic.launches, "drawn": numbers_drawn(rule, after)}
     seconds = local_seconds(node.target, rule, lengths, num_bytes, compute_dtype([*before, *after]), profile, **how)
-    launch_s = profile.view_s if is_view(node.target) else traffic.launches * profile.launch_s
+    launch_s = (1.0 if is_view(node.target) else traffic.launches) * call_seconds(node.target, profile)
     return Share(seconds - launch_s, launch_s)

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from autopar.runtime import measure_ops
+from autopar.runtime import measure_ops, measure_rates
 from autopar.runtime.measure import Meter
 
 
@@ -57,3 +57,23 @@ def test_the_kinds_of_op_are_measured(meter: Meter, monkeypatch: pytest.MonkeyPa
     assert [row[0] for row in curve] == [2**13, 2**17] and all(row[1] > 1e6 for row in curve)
     assert all(1e6 < rate < 1e13 for rate in measure_ops.measured_shares(meter))
     assert 0 < measure_ops.draw_seconds(meter) < 1e-6
+
+
+def test_ops_bound_by_memory_are_measured(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every op runs on few rows and on many; the bytes of what it reads and makes are counted."""
+    monkeypatch.setattr(measure_rates, "PATIENCE_S", 0.0)
+    found = measure_rates.memory_rates(meter)
+    assert set(found) == {str(op) for op in measure_rates.OPS}
+    assert all(call_s > 0 and num_bytes > 1e4 and seconds > 0 for call_s, num_bytes, seconds in found.values())
+    rows, channels = measure_rates.MANY_ROWS, measure_rates.CHANNELS
+    assert found["aten.relu"][1] == 2 * 4 * rows * channels
+    assert found["aten.sum"][1] == 4 * (rows + 1) * channels
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.gelu, torch.ops.aten.max_pool2d_with_indices])
+def test_an_op_slower_than_its_bytes_has_a_smaller_rate(meter: Meter, op: object) -> None:
+    rates = []
+    for each in (op, torch.ops.aten.relu):
+        (seconds, num_bytes) = measure_rates._seconds(meter, each, measure_rates.OPS[each](measure_rates.MANY_ROWS))
+        rates.append(num_bytes / seconds)
+    assert rates[0] < rates[1]

@@ -110,6 +110,17 @@ def test_what_calls_and_kernels_cost_on_a_cpu():
         assert seconds[0] / seconds[1] == pytest.approx(times, rel=1e-3)
 
 
+def test_ops_bound_by_memory_have_rates_and_calls_of_their_own():
+    """An op whose functions take longer than its bytes, by as much; one of several kernels, by its own call."""
+    plain = device("cpu")
+    slow = replace(plain, shares={"aten.gelu": 0.25}, calls={"aten.gelu": 5e-6})
+    for target, share, call_s in ((aten.gelu.default, 0.25, 5e-6), (aten.add.Tensor, 1.0, plain.launch_s)):
+        for num_bytes in (0.0, 1e6):
+            stream_s = op_seconds(target, 0.0, num_bytes, "float32", plain) - plain.launch_s
+            assert op_seconds(target, 0.0, num_bytes, "float32", slow) == pytest.approx(stream_s / share + call_s)
+    assert op_seconds(aten.gelu.default, 0.0, 0.0, "float32", slow, launches=0.0) == 0
+
+
 def test_numbers_drawn_are_those_of_the_whole_tensor():
     """A rank draws the numbers of the global tensor, of which it keeps a piece."""
     whole = torch.empty(6, 7, device="meta")

@@ -174,6 +174,7 @@ def test_a_stream_curve_is_interpolated(tmp_path):
         ({"stream_curve": [[1e4, -1.0]]}, "a figure of stream_curve"),
         ({"shares": [1]}, "shares"),
         ({"shares": {"attention": 0}}, "the share of attention"),
+        ({"calls": {"aten.gelu": -1e-6}}, "the call of aten.gelu"),
         ({"view_s": -1e-6}, "view_s"),
         ({"draw_s": "slow"}, "draw_s"),
     ],
