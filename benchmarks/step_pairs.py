@@ -31,6 +31,7 @@ from autopar.errors import ConstraintError
 from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
+from autopar.passes.local_program import group_word
 from autopar.passes.lower import lower
 from autopar.passes.pipeline import make_plan
 from autopar.passes.program import Program
@@ -165,7 +166,8 @@ class Step:
 
     def __init__(self, program: Program, plan: Plan, rank: int) -> None:
         local = lower(program, plan, plan.mesh.coordinate(rank))
-        groups = [dist.group.WORLD.group_name] * plan.mesh.num_axes  # type: ignore[union-attr]
+        name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        groups = {group_word([axis]): name for axis in range(plan.mesh.num_axes)}
         self.forward = bind_groups(local.forward, groups, torch.device("cpu"))
         assert local.backward is not None
         self.backward = bind_groups(local.backward, groups, torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .insert_collectives import COLLECTIVES
-from .local_program import GROUP_PREFIX
+from .local_program import group_axes
 
 _C10D: Any = torch.ops._c10d_functional
 
@@ -39,24 +39,32 @@ class Call:
     Attributes:
         kind: as ``Arc.kind``.
         op: the single op.
-        axis: of the mesh.
+        steps: ``(axis, why)`` of every arc that it carries out, in order; several for one on several axes.
         operand: the node that it hands in.
         arguments: the op's arguments after the operand, the group last.
         value: the local tensor that comes out, on meta.
         origin: the global node whose tensor moves.
-        reason: why.
         in_place: the result lies in the memory of the operand.
     """
 
     kind: str
     op: Any
-    axis: int
+    steps: tuple[tuple[int, str], ...]
     operand: fx.Node
     arguments: tuple[Any, ...]
     value: torch.Tensor
     origin: str
-    reason: str
     in_place: bool = False
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axes of the mesh, in the order of the arcs."""
+        return tuple(axis for axis, _ in self.steps)
+
+    @property
+    def reason(self) -> str:
+        """Why it runs."""
+        return "; ".join(dict.fromkeys(reason for _, reason in self.steps))
 
     @property
     def bytes_in(self) -> int:
@@ -91,17 +99,15 @@ def collective_calls(node: fx.Node) -> tuple[Call, ...]:
     target = _functional(node)
     op = COALESCED.get(target, target)
     first, *rest = node.args
-    axis = int(str(rest[-1]).removeprefix(GROUP_PREFIX))
     if op is target:
-        members: tuple[Any, ...] = (
-            (first, node.meta.get("val"), node.meta.get("origin", ""), node.meta.get("reason", "")),
-        )
+        steps = node.meta.get("steps") or tuple((axis, node.meta.get("reason", "")) for axis in group_axes(rest[-1]))
+        members: tuple[Any, ...] = ((first, node.meta.get("val"), node.meta.get("origin", ""), steps),)
     else:
         members = tuple(
             (operand, value, *member)
             for operand, value, member in zip(first, node.meta["val"], node.meta["members"], strict=True)  # type: ignore[arg-type]
         )
     return tuple(
-        Call(COLLECTIVES[op], op, axis, operand, tuple(rest), value, origin, reason, target is not node.target)
-        for operand, value, origin, reason in members
+        Call(COLLECTIVES[op], op, steps, operand, tuple(rest), value, origin, target is not node.target)
+        for operand, value, origin, steps in members
     )

@@ -16,22 +16,23 @@ from autopar.plans import CollectiveRow
 def collectives_of(program: LocalProgram) -> tuple[CollectiveRow, ...]:
     """Return every collective of a lowered program in order, with the bytes that this rank hands in, padding too.
 
-    Collectives that run as one are listed one by one, as a plan lists them.
+    Collectives that run as one are listed one by one, as a plan lists them, those on several axes one an axis.
     """
     rows = []
     for node in program.joint.graph.nodes:
         for call in collective_calls(node):
-            rows.append(
-                CollectiveRow(
-                    kind=call.kind,
-                    axis=call.axis,
-                    tensor=call.origin,
-                    phase=node.meta["phase"],
-                    bytes=call.bytes_in,
-                    seconds=0.0,
-                    reason=call.reason,
+            for axis, reason in call.steps:
+                rows.append(
+                    CollectiveRow(
+                        kind=call.kind,
+                        axis=axis,
+                        tensor=call.origin,
+                        phase=node.meta["phase"],
+                        bytes=call.bytes_in,
+                        seconds=0.0,
+                        reason=reason,
+                    )
                 )
-            )
     return tuple(rows)
 
 

@@ -1,8 +1,9 @@
 """The lowered program of one rank: local shapes, collectives inside.
 
 A collective in the graph is an op of ``torch.ops._c10d_functional`` followed by ``wait_tensor``; its group argument is
-the string ``axis:<index>``, which the runtime replaces by the name of the process group along that mesh axis. The node
-sequence (names, ops, order) is the same on every rank; constants (local sizes, offsets) may differ.
+the string ``axis:<index>``, or ``axis:<index>+<index>`` for all ranks along both (``group_word``), which the runtime
+replaces by the name of the process group along that axis or those axes. The node sequence (names, ops, order) is the
+same on every rank; constants (local sizes, offsets) may differ.
 
 Besides ``val`` (a meta tensor of the local shape), ``phase``, ``module`` and ``source``, nodes carry
 ``meta["origin"]`` (the name of the global node they come from) and, where they hold all of one global tensor's piece,
@@ -11,6 +12,7 @@ Besides ``val`` (a meta tensor of the local shape), ``phase``, ``module`` and ``
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -20,6 +22,20 @@ from autopar.passes.program import Input, Output
 from autopar.placement import Layout
 
 GROUP_PREFIX = "axis:"
+
+
+def group_word(axes: Iterable[int]) -> str:
+    """Return the group argument of a collective along some axes of the mesh.
+
+    >>> group_word([2, 0])
+    'axis:0+2'
+    """
+    return GROUP_PREFIX + "+".join(map(str, sorted(axes)))
+
+
+def group_axes(word: object) -> tuple[int, ...]:
+    """Return the axes of a group argument, ascending; the inverse of ``group_word``."""
+    return tuple(int(axis) for axis in str(word).removeprefix(GROUP_PREFIX).split("+"))
 
 
 @dataclass

@@ -77,7 +77,7 @@ class Executable:
         self.local = local
         self.random = draws_randomness(program)
         self._groups = groups
-        self._names = [groups.group_name(axis) for axis in range(groups.mesh.num_axes)]
+        self._names = groups.names
         self._compiled = compiled
         gather, forward, kept = take_out_gathers(local.forward, plan.saved)
         self._gather = None if gather is None else bind_groups(gather, self._names, groups.device)

@@ -1,13 +1,14 @@
-"""The processes behind a mesh: the device, this rank's place, one group an axis, and one group for agreements."""
+"""The processes behind a mesh: the device, this rank's place, a group for every set of axes, and one for agreements."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import combinations
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.errors import MeshError
 from autopar.mesh import Coordinate, Mesh
 from autopar.passes.flatten_buckets import flatten_buckets
-from autopar.passes.local_program import GROUP_PREFIX
+from autopar.passes.local_program import GROUP_PREFIX, group_word
 from autopar.passes.torch_private import take_arguments_in_a_list
 from autopar.runtime.agree import raise_together, require_equal
 from autopar.runtime.board import Board, board_of
@@ -44,6 +45,7 @@ class MeshGroups:
         control: a gloo group of all members, for agreements on the host.
         board: where they tell each other a few numbers, if they are on one host.
         boards: the same for the ranks along each axis; where the host does not wait for a device alone.
+        names: what collectives of lowered graphs call a group -> the name of the process group that this rank is in.
     """
 
     mesh: Mesh
@@ -54,15 +56,12 @@ class MeshGroups:
     control: dist.ProcessGroup
     board: Board | None
     boards: tuple[Board | None, ...]
+    names: Mapping[str, str]
 
     @property
     def rank(self) -> int:
         """This rank's number in the mesh, row-major; 0 is the first."""
         return self.mesh.rank(self.coordinate)
-
-    def group_name(self, axis: int) -> str:
-        """Return the name of the process group along ``axis`` that this rank is in."""
-        return str(self.device_mesh.get_group(axis).group_name)
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -114,7 +113,31 @@ def connect(mesh: DeviceMesh | Callable[[], Mesh]) -> MeshGroups:
         control=control,
         board=board_of(control, CONTROL_TIMEOUT),
         boards=boards_of(device_mesh),
+        names=names_of(device_mesh),
     )
+
+
+def names_of(device_mesh: DeviceMesh) -> dict[str, str]:
+    """Return the name of the process group along every axis and every set of axes of several ranks. Collective.
+
+    Every rank makes those that it is in, in one order, whether a graph asks for them or not: when one does, it is too
+    late to be sure that all ranks are there.
+    """
+    axes = range(device_mesh.ndim)
+    names = {group_word([axis]): str(device_mesh.get_group(axis).group_name) for axis in axes}
+    wide = [axis for axis in axes if device_mesh.size(axis) > 1]
+    for count in range(2, len(wide) + 1):
+        for some in combinations(wide, count):
+            names[group_word(some)] = _joint_group(device_mesh, some).group_name
+    return names
+
+
+def joint_ranks(device_mesh: DeviceMesh, axes: Sequence[int]) -> tuple[int, ...]:
+    """Return the global ranks of a mesh that differ from this one's place along ``axes`` at most."""
+    place = device_mesh.get_coordinate()
+    assert place is not None
+    index = tuple(slice(None) if axis in axes else at for axis, at in enumerate(place))
+    return tuple(int(rank) for rank in device_mesh.mesh[index].flatten().tolist())
 
 
 def boards_of(device_mesh: DeviceMesh) -> tuple[Board | None, ...]:
@@ -191,9 +214,25 @@ def _control_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     return groups[ranks]
 
 
+_JOINT: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]] = WeakKeyDictionary()
+"""Groups along several axes by world, backend and ranks, shared like the others."""
+
+
+def _joint_group(device_mesh: DeviceMesh, axes: Sequence[int]) -> dist.ProcessGroup:
+    """Return the group of the ranks along some axes, with the backend of the first of them."""
+    world = dist.group.WORLD
+    assert world is not None
+    groups = _JOINT.setdefault(world, {})
+    ranks = joint_ranks(device_mesh, axes)
+    backend = str(dist.get_backend_config(device_mesh.get_group(axes[0])))
+    if (backend, ranks) not in groups:
+        groups[backend, ranks] = dist.new_group(list(ranks), backend=backend, use_local_synchronization=True)
+    return groups[backend, ranks]
+
+
 def bind_groups(
     graph_module: fx.GraphModule,
-    group_names: Sequence[str],
+    group_names: Mapping[str, str],
     device: torch.device,
     *,
     boards: Sequence[Board | None] = (),
@@ -206,7 +245,7 @@ def bind_groups(
 
     Args:
         graph_module: the graph.
-        group_names: of the process group of each axis.
+        group_names: what its collectives call a group -> the name of the process group.
         device: of this rank.
         boards: of the ranks along each axis, for sums of a few numbers; empty for none.
         eager: it runs as it is; otherwise it keeps to ops, for a compiler.
@@ -220,7 +259,7 @@ def bind_groups(
     for node in graph.nodes:
         if node.op == "call_function":
             in_collective = getattr(node.target, "namespace", "") == "_c10d_functional"
-            bind = partial(_bind, group_names=group_names if in_collective else (), device=device)
+            bind = partial(_bind, group_names=group_names if in_collective else {}, device=device)
             node.args = fx.node.map_aggregate(node.args, bind)
             node.kwargs = fx.node.map_aggregate(node.kwargs, bind)
     choose_kernels(graph, eager=eager)
@@ -235,7 +274,7 @@ def bind_groups(
     return bound
 
 
-def _bind(leaf: Any, group_names: Sequence[str], device: torch.device) -> Any:
+def _bind(leaf: Any, group_names: Mapping[str, str], device: torch.device) -> Any:
     if group_names and isinstance(leaf, str) and leaf.startswith(GROUP_PREFIX):
-        return group_names[int(leaf.removeprefix(GROUP_PREFIX))]
+        return group_names[leaf]
     return device if isinstance(leaf, torch.device) else leaf

@@ -48,15 +48,15 @@ class ProcessEngine:
         compiled: bool = False,
         parts: Collection[str] | None = None,
     ) -> None:
-        names = [groups.stage.group_name(axis) for axis in range(groups.stage.mesh.num_axes)]
-        self._device = groups.stage.device
+        here = groups.stage
+        self._device = here.device
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
         for stage in stages:
             for when, segment in staged.stages[stage].segments.items():
                 if parts is not None and when not in parts:
                     continue
                 module = bind_groups(
-                    segment.graph_module, names, self._device, boards=groups.stage.boards, eager=not compiled
+                    segment.graph_module, here.names, here.device, boards=here.boards, eager=not compiled
                 )
                 self._modules[stage, when] = compile_segments(module) if compiled else module
         self._numbers = [torch.tensor(number) for number in range(staged.num_micro_batches)]

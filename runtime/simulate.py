@@ -12,8 +12,8 @@ from torch import fx
 
 from autopar.errors import LoweringError, MismatchError
 from autopar.mesh import Mesh
-from autopar.passes.collective_calls import WAIT, collective_calls, is_coalesced, is_collective
-from autopar.passes.local_program import GROUP_PREFIX, LocalProgram
+from autopar.passes.collective_calls import WAIT, Call, collective_calls, is_coalesced, is_collective
+from autopar.passes.local_program import LocalProgram, group_word
 from autopar.passes.program import is_random
 from autopar.placement import PARTIAL_NAMES, Layout, is_partial, layout_name, local_offset, local_shape
 
@@ -246,22 +246,31 @@ def _communicate_all(node: fx.Node, handed: list[Any], mesh: Mesh, moved: list[M
     results: list[list[torch.Tensor]] = [[] for _ in handed]
     for index, call in enumerate(calls):
         parts = [(args[0][index], *args[1:]) if several else args for args in handed]
-        values = _communicate(node, call.kind, parts, mesh)
+        values = _communicate(node, call, parts, mesh)
         for mine, value in zip(results, values):
             mine.append(value)
         for args, value in zip(parts, values) if call.in_place else ():
             args[0].copy_(value)  # so that whoever reads the operand once more is found out
         if moved is not None:
             nbytes = max(args[0].numel() * args[0].element_size() for args in parts)
-            moved.append(Moved(call.kind, call.axis, call.origin, node.meta.get("phase", ""), nbytes))
+            phase = node.meta.get("phase", "")
+            moved.extend(Moved(call.kind, axis, call.origin, phase, nbytes) for axis in call.axes)
     return list(results) if several else [mine[0] for mine in results]
 
 
-def _communicate(node: fx.Node, kind: str, handed: list[Any], mesh: Mesh) -> list[torch.Tensor]:
+def _communicate(node: fx.Node, call: Call, handed: list[Any], mesh: Mesh) -> list[torch.Tensor]:
+    """Run a collective; one on several axes as one after the other, so that a sum has the order of the arcs."""
     group = handed[0][-1]
     if any(args[-1] != group for args in handed):
         raise LoweringError(f"ranks name different groups at {node.name}: {[args[-1] for args in handed]}")
-    axis = int(str(group).removeprefix(GROUP_PREFIX))
+    if group != group_word(call.axes) or (len(call.axes) > 1 and call.kind != "all_reduce"):
+        raise LoweringError(f"{node.name} is {call.kind} on the axes {call.axes}, but its group is {group}")
+    for axis in call.axes[:-1]:
+        handed = [(value, *args[1:]) for value, args in zip(_along(node, call.kind, axis, handed, mesh), handed)]
+    return _along(node, call.kind, call.axes[-1], handed, mesh)
+
+
+def _along(node: fx.Node, kind: str, axis: int, handed: list[Any], mesh: Mesh) -> list[torch.Tensor]:
     results: list[torch.Tensor | None] = [None] * len(handed)
     for coordinate in mesh.coordinates():
         if coordinate[axis] == 0:

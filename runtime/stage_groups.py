@@ -12,7 +12,7 @@ from autopar.mesh import PIPELINE_AXIS, Mesh
 from autopar.passes.pipeline_plan import stage_mesh
 from autopar.plans import Plan
 from autopar.runtime.board import Board
-from autopar.runtime.groups import MeshGroups, boards_of
+from autopar.runtime.groups import MeshGroups, boards_of, names_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,7 @@ def stage_groups(groups: MeshGroups) -> StageGroups:
         control=groups.control,
         board=groups.board,
         boards=boards_of(device_mesh),
+        names=names_of(device_mesh),
     )
     line = groups.device_mesh.get_group(axis)
     return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line)

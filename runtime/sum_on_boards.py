@@ -1,7 +1,8 @@
 """Sums a few numbers over ranks of one host by what these have posted on a board, instead of a call of gloo.
 
 Counts of labels and losses are such numbers; each is one collective of the plan all the same. Every rank adds in the
-order of ranks, floating point in 64 bits, so all have the same sum.
+order of ranks, floating point in 64 bits, so all have the same sum. One on several axes goes over the board of each in
+turn: that costs less than one call.
 """
 
 from __future__ import annotations
@@ -68,15 +69,17 @@ def sum_on_boards(graph: fx.Graph, boards: Sequence[Board | None]) -> None:
     """
     for node in list(graph.nodes):
         call = _small_sum(node)
-        board = None if call is None else boards[call.axis]
-        if call is None or board is None:
+        found = [] if call is None else [(axis, board) for axis in call.axes if (board := boards[axis]) is not None]
+        if call is None or len(found) < len(call.axes):
             continue
         (wait,) = node.users
-        post, take = SmallSum(board, call.axis, call.value).calls()
+        (post, take), *others = [SmallSum(board, axis, call.value).calls() for axis, board in found]
         with graph.inserting_before(node):
             turn = graph.call_function(post, (call.operand,))
         with graph.inserting_before(wait):
             total = graph.call_function(take, (turn,))
+            for post, take in others:
+                total = graph.call_function(take, (graph.call_function(post, (total,)),))
         total.meta = dict(wait.meta)
         wait.replace_all_uses_with(total)
         graph.erase_node(wait)

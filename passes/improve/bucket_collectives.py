@@ -71,7 +71,7 @@ class _Bucket:
     def seconds(self, setting: Setting) -> float:
         first = self.members[0].calls[0]
         sizes = [float(member.calls[0].bytes_in) for member in self.members]
-        ranks, link = setting.mesh.sizes[first.axis], setting.links[first.axis]
+        ranks, link = setting.group(first.axes)
         return coalesced_seconds(first.kind, ranks, sizes, link, setting.device)
 
     def takes(self, other: Transfer, room: np.ndarray[Any, Any], setting: Setting) -> bool:
@@ -150,9 +150,8 @@ def _even_seconds(members: list[Transfer], setting: Setting) -> float:
     """
     whole = _Bucket(members).seconds(setting)
     call = members[0].calls[0]
-    start = float(
-        coalesced_seconds(call.kind, setting.mesh.sizes[call.axis], [0.0], setting.links[call.axis], setting.device)
-    )
+    ranks, link = setting.group(call.axes)
+    start = float(coalesced_seconds(call.kind, ranks, [0.0], link, setting.device))
     contention = setting.device.contention
     number = max(1.0, math.sqrt((1.0 - contention) * max(whole - start, 0.0) / (contention * start)))
     return start + (whole - start) / number if number > 1.0 else math.inf

@@ -8,12 +8,15 @@ from torch import fx
 
 from autopar.errors import LoweringError
 
-from ..collective_calls import WAIT, is_collective
+from ..collective_calls import WAIT, collective_calls, is_collective
+from ..local_program import group_word
 from ..program import has_many_results, is_getitem
 
 
 def check_joint(joint: fx.GraphModule) -> None:
-    """Check that every value is there before it is read, phases stay apart, and each collective is waited for once.
+    """Check that every value is there before it is read, phases stay apart, each collective is waited for once.
+
+    Its group is that of the axes whose arcs it carries out.
 
     Raises:
         LoweringError: it names the first node that breaks a rule.
@@ -41,6 +44,9 @@ def _faults(graph: fx.Graph) -> Iterator[str]:
         in_backward |= node.meta["phase"] == "backward"
         if is_collective(node):
             yield from _unwaited(node)
+            for call in collective_calls(node):
+                if call.arguments[-1] != group_word(call.axes):
+                    yield f"{node.name} carries out arcs on the axes {call.axes}, but its group is {call.arguments[-1]}"
 
 
 def _unwaited(node: fx.Node) -> Iterator[str]:

@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from ..collective_calls import COALESCED, collective_calls
+from ..local_program import group_word
 
 _SEVERAL = {single: op for op, single in COALESCED.items()}
 
@@ -49,7 +50,7 @@ class Coalesce:
             source="",
             val=tuple(member.value for member in members),
             reason="; ".join(dict.fromkeys(member.reason for member in members)),
-            members=tuple((member.origin, member.reason) for member in members),
+            members=tuple((member.origin, member.steps) for member in members),
             replaces=old[0].name,
         )
         nodes[call.name] = call
@@ -62,6 +63,33 @@ class Coalesce:
             node.replace_all_uses_with(part)
             graph.erase_node(node)
             del nodes[node.name]
+
+
+@dataclass(frozen=True)
+class Join:
+    """Let one all-reduce carry out another that starts from its result, on the group of the axes of both.
+
+    Attributes:
+        first: the name of the call that stays.
+        between: of what leads from its wait to the other one, in order; nobody else reads it.
+        second: of the other call.
+    """
+
+    first: str
+    between: tuple[str, ...]
+    second: str
+
+    def apply(self, graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        """Widen the group of the first, and leave the second out."""
+        first, second = nodes[self.first], nodes[self.second]
+        steps = tuple(step for node in (first, second) for step in collective_calls(node)[0].steps)
+        (wait,), (end,) = first.users, second.users
+        first.args = (*first.args[:-1], group_word(axis for axis, _ in steps))
+        first.meta.update(steps=steps, reason="; ".join(reason for _, reason in steps))
+        wait.meta = dict(end.meta)
+        end.replace_all_uses_with(wait)
+        for name in (end.name, self.second, *reversed(self.between)):
+            graph.erase_node(nodes.pop(name))
 
 
 @dataclass(frozen=True)

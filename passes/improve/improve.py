@@ -12,6 +12,7 @@ from .bucket_collectives import bucket_collectives
 from .drop_unused import drop_unused
 from .edits import apply_edits
 from .issue_early import issue_early
+from .join_axes import join_axes
 from .merge_equal import merge_equal
 from .reduce_in_place import reduce_in_place
 from .setting import Pass, Setting
@@ -21,6 +22,7 @@ from .write_in_place import write_in_place
 PASSES: tuple[Pass, ...] = (
     merge_equal,
     drop_unused,
+    join_axes,
     bucket_collectives,
     issue_early,
     wait_late,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import fx
 
+from autopar.errors import LoweringError
 from autopar.mesh import Mesh
 from autopar.placement import Layout
 
 from ..cost.devices import Device, Link, device, mesh_links
+from ..cost.join_links import join_links
 from ..program import Input, Output
 from .edits import Edit
 
@@ -43,6 +46,22 @@ class Setting:
     def links(self) -> tuple[Link, ...]:
         """The link of each axis."""
         return tuple(mesh_links(self.mesh))
+
+    def group(self, axes: tuple[int, ...]) -> tuple[int, Link]:
+        """Return how many ranks lie along some axes, and their link.
+
+        Raises:
+            LoweringError: the links do not say what the axes are together.
+        """
+        found = self.joined(axes)
+        if found is None:
+            raise LoweringError(f"a collective runs on the axes {axes} of {self.mesh}, whose links can't be joined")
+        return math.prod(self.mesh.sizes[axis] for axis in axes), found
+
+    def joined(self, axes: tuple[int, ...]) -> Link | None:
+        """Return the link of some axes together; None where theirs do not tell."""
+        ordered = sorted(axes)
+        return join_links([self.links[axis] for axis in ordered], [self.mesh.sizes[axis] for axis in ordered])
 
     @cached_property
     def device(self) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +13,8 @@ from autopar.mesh import Mesh
 from autopar.passes.annotate import annotate
 from autopar.passes.capture import capture
 from autopar.passes.complete_plan import complete_plan
+from autopar.passes.local_program import group_axes
+from autopar.plans import Options
 from autopar.report.technique import parameter_techniques
 from autopar.runtime.sum_on_boards import SmallSum
 from benchmarks.memory import batch_choices
@@ -32,12 +35,17 @@ DTENSORS_OWN = -1
 
 
 class Counting(TorchDispatchMode):
-    """Counts every functional collective, and sums on boards; the agreements of the ranks on the host are others."""
+    """Counts every functional collective, once an axis, and sums on boards; agreements on the host are others.
 
-    def __init__(self, axes: dict[str, int]) -> None:
+    Args:
+        names: what lowered graphs call a group -> the name of the process group.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
         super().__init__()
-        self.axes = axes
+        self.axes = {name: group_axes(word) for word, name in names.items()}
         self.moves: list[Move] = []
+        self.called: list[tuple[int, ...]] = []
 
     def __enter__(self) -> Counting:
         post = self._post = SmallSum.post
@@ -57,9 +65,11 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = _KINDS.get(str(func.overloadpacket).rpartition(".")[2].removesuffix("_").removesuffix("_coalesced"))
         if func.namespace == "_c10d_functional" and kind is not None:
-            axis = next((self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes), DTENSORS_OWN)
-            for handed in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
-                self.moves.append((kind, axis, handed.numel() * handed.element_size()))
+            along = (self.axes[arg] for arg in args if isinstance(arg, str) and arg in self.axes)
+            self.called.append(next(along, (DTENSORS_OWN,)))
+            for axis in self.called[-1]:
+                for handed in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
+                    self.moves.append((kind, axis, handed.numel() * handed.element_size()))
         return func(*args, **(kwargs or {}))
 
 
@@ -78,7 +88,7 @@ def count_accumulated(sizes: tuple[int, ...]) -> tuple[list[int], int, list[str]
     counts = []
     worst = 0.0
     for backwards in (3, 1):
-        counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
+        counting = Counting(groups.names)
         with counting:
             for _ in range(backwards):
                 loss_of(parallel(*args, **kwargs)).backward()
@@ -103,6 +113,35 @@ def count_reductions(sizes: tuple[int, ...], backwards: tuple[int, ...]) -> tupl
         backwards: how many each step has.
     """
     return _train(sizes, tuple("o" * count for count in backwards), "all_reduce", {})
+
+
+def over_all(sizes: tuple[int, ...], choices: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return choices of one axis on every axis that has several ranks."""
+    return {name: tuple(one if n > 1 else "replicate" for n in sizes) for name, (one,) in choices.items()}
+
+
+def count_joint(sizes: tuple[int, ...], disable: tuple[str, ...]) -> tuple[list[tuple[int, ...]], list[Move], float]:
+    """Return the axes of each collective of a data parallel step, what moved, and the largest difference of a gradient.
+
+    Args:
+        sizes: of the mesh, whose axes all split the batch.
+        disable: passes that are left out.
+    """
+    built = build("mlp")
+    _, args, kwargs = built
+    program = annotate(capture(built[0], args, kwargs))
+    choices = over_all(sizes, batch_choices(program))
+    plan = complete_plan(program, Mesh(sizes), choices, {}, options=Options(disable=disable))
+    parallel, model = split(built, sizes, plan=plan)
+    pairs = list(zip(parallel.parameters(), model.parameters(), strict=True))
+    with torch.no_grad():  # the first rank's values, so that every rank sees whether its own gradients are right
+        for mine, whole in pairs:
+            whole.copy_(mine.full_tensor())  # type: ignore[attr-defined]
+    counting = Counting(parallel._engine.groups.names)
+    with counting:
+        loss_of(parallel(*args, **kwargs)).backward()
+    loss_of(model(*args, **kwargs)).backward()
+    return counting.called, counting.moves, max(difference(mine.grad, whole.grad) for mine, whole in pairs)
 
 
 def count_held(sizes: tuple[int, ...], steps: tuple[str, ...]) -> tuple[list[float], float]:
@@ -134,14 +173,15 @@ def _train(
     built = build("mlp")
     _, args, kwargs = built
     program = annotate(capture(built[0], args, kwargs))
-    plan = complete_plan(program, Mesh(sizes), batch_choices(program), rest)
+    choices = over_all(sizes, batch_choices(program))
+    plan = complete_plan(program, Mesh(sizes), choices, rest)
     parallel, model = split(built, sizes, plan=plan)
     groups = parallel._engine.groups
     pairs = list(zip(parallel.parameters(), model.parameters(), strict=True))
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (parallel, model)]
     counts, worst = [], 0.0
     for letters in steps:
-        counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
+        counting = Counting(groups.names)
         for letter in letters:
             hook = pairs[0][0].register_hook(lambda gradient: None) if letter == "w" else None
             with counting, nullcontext() if letter == "o" else parallel.no_sync():
@@ -170,7 +210,7 @@ def count_collectives(name: str, sizes: tuple[int, ...], how: str) -> tuple[list
     built = build(name)
     parallel, _ = split(built, sizes, how)
     groups = parallel._engine.groups
-    counting = Counting({groups.group_name(axis): axis for axis in range(len(sizes))})
+    counting = Counting(groups.names)
     parallel.train()
     with torch.enable_grad(), counting:
         loss_of(parallel(*built[1], **built[2])).backward()

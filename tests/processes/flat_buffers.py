@@ -29,7 +29,7 @@ def move(kind: str, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.
     graph = fx.Graph()
     inputs = [graph.placeholder(f"x{index}") for index in range(len(SHAPES))]
     call = graph.call_function(several, (inputs, *arguments, "axis:0"))
-    call.meta.update(val=[value.to("meta") for value in apart], members=[("x", "")] * len(SHAPES))
+    call.meta.update(val=[value.to("meta") for value in apart], members=[("x", ((0, ""),))] * len(SHAPES))
     ends = []
     for index, operand in enumerate(operands):
         inputs[index].meta["val"] = operand.to("meta")

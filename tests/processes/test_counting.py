@@ -7,7 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.processes.counting import count_accumulated, count_collectives, count_held, count_reductions
+from tests.processes.counting import (
+    count_accumulated,
+    count_collectives,
+    count_held,
+    count_joint,
+    count_reductions,
+)
 from tests.processes.pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -55,6 +61,37 @@ def test_gradients_are_reduced_once_a_step(pool: Callable[[int], Pool]) -> None:
     assert counts[4] == 2 * losses + reductions, "the optimizer's step reduced what was left"
     assert counts[5] == 4 * losses + 3 * reductions, "two were expected; the third and fourth came on their own"
     assert worst < 1e-5
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 2)])
+def test_gradients_are_summed_once_over_two_axes(pool: Callable[[int], Pool], sizes: tuple[int, ...]) -> None:
+    """One group has the ranks of both axes; what moves is what moves on each of them in turn; gradients are right."""
+    axes = (0, len(sizes) - 1)
+    joined = pool(4).run(count_joint, sizes, ())
+    apart = pool(4).run(count_joint, sizes, ("join_axes",))
+    for (called, moves, worst), (others, same, _) in zip(joined, apart, strict=True):
+        assert called and set(called) == {axes}
+        assert set(others) == {(axis,) for axis in axes}
+        assert moved_bytes(moves) == moved_bytes(same)
+        assert worst < 1e-5
+
+
+def test_gradients_that_wait_are_summed_once_over_two_axes(pool: Callable[[int], Pool]) -> None:
+    """From the second step on the backwards of a step share one reduction on the group of both axes."""
+    (counts, reductions, worst), *_ = pool(4).run(count_reductions, (2, 2), (1, 3, 3))
+    losses = counts[0] - 2 * reductions
+    assert losses > 0
+    assert counts[1] == 3 * losses + 6 * reductions, "nobody knew that more would follow"
+    assert counts[2] == 3 * losses + 2 * reductions
+    assert worst < 1e-5
+
+
+def moved_bytes(moves: list[tuple[str, int, int]]) -> Counter[tuple[str, int]]:
+    """Return the bytes of each kind and axis."""
+    out: Counter[tuple[str, int]] = Counter()
+    for kind, axis, num_bytes in moves:
+        out[kind, axis] += num_bytes
+    return out
 
 
 def test_scattered_gradients_wait_inside_no_sync(pool: Callable[[int], Pool]) -> None:

@@ -19,7 +19,7 @@ def test_bind_groups() -> None:
     steps = graph.call_function(torch.ops.aten.arange.default, (3,), {"device": torch.device("cpu")})
     graph.output((waited, steps, graph.get_attr("constant")))
     module = fx.GraphModule(root, graph)
-    bound = bind_groups(module, ["first", "second"], torch.device("meta"))
+    bound = bind_groups(module, {"axis:0": "first", "axis:1": "second", "axis:0+1": "both"}, torch.device("meta"))
     nodes = list(bound.graph.nodes)
     assert nodes[1].args == (nodes[0], "sum", "second")
     assert nodes[3].kwargs["device"] == torch.device("meta")

@@ -61,6 +61,7 @@ def test_collectives_along_each_axis() -> None:
     assert run(C10D.all_gather_into_tensor.default, 2, "axis:1")[3] == [2, 20, 3, 30]
     assert run(C10D.reduce_scatter_tensor.default, "sum", 2, "axis:1") == [[1], [10], [5], [50]]
     assert run(C10D.all_to_all_single.default, [1, 1], [1, 1], "axis:1") == [[0, 1], [0, 10], [2, 3], [20, 30]]
+    assert run(C10D.all_reduce.default, "sum", "axis:0+1") == [[6, 60]] * 4
 
 
 def test_what_would_hang_is_refused() -> None:
@@ -77,6 +78,8 @@ def test_what_would_hang_is_refused() -> None:
     with pytest.raises(LoweringError, match="different groups"):
         graphs = [graph_of(reduce, "sum", "axis:0"), graph_of(reduce, "sum", "axis:1")]
         run_lockstep(graphs, [[x], [x]], Mesh((2, 1)))
+    with pytest.raises(LoweringError, match="its group is axis:0\\+1"):
+        run_lockstep([graph_of(gather, 4, "axis:0+1")] * 4, [[x]] * 4, Mesh((2, 2)))
     with pytest.raises(LoweringError, match="not contiguous"):
         run_lockstep([graph_of(reduce, "sum", "axis:0")] * 2, [[torch.zeros(2, 3).t()]] * 2, mesh)
 
