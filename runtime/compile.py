@@ -131,13 +131,21 @@ def _lower(program: Program, plan: Plan, groups: StageGroups, compiled: bool) ->
     from autopar.passes.lower import lower
 
     coordinate = groups.stage.coordinate
-    # Compiled code may return one memory for two equal values, which nobody may then write into.
-    lowered = disable(plan, (*plan.options.disable, "reduce_in_place", "write_in_place")) if compiled else plan
+    lowered = disable(plan, (*plan.options.disable, *_left_out(groups.stage, compiled)))
     if plan.pipeline is not None:
         pieces = stage_pieces(program, lowered, coordinate)
         return StagedExecutable(program, plan, *pieces, groups, compiled=compiled)
     local = lower(program, lowered, coordinate, run=False)
     return Executable(program, plan, local, groups.whole, compiled=compiled)
+
+
+def _left_out(stage: MeshGroups, compiled: bool) -> tuple[str, ...]:
+    """Return the passes that don't fit how the program runs.
+
+    Compiled code may return one memory for two equal values, which nobody may then write into. Collectives on several
+    axes need groups along these.
+    """
+    return (("reduce_in_place", "write_in_place") if compiled else ()) + (() if stage.joins_axes else ("join_axes",))
 
 
 def disable(plan: Plan, names: Iterable[str]) -> Plan:

@@ -63,6 +63,11 @@ class MeshGroups:
         """This rank's number in the mesh, row-major; 0 is the first."""
         return self.mesh.rank(self.coordinate)
 
+    @property
+    def joins_axes(self) -> bool:
+        """Whether there is a group for every set of axes, not for every axis alone."""
+        return sum(size > 1 for size in self.mesh.sizes) < 2 or len(self.names) > self.mesh.num_axes
+
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
         """Run local work that may fail; when it fails on any rank, raise on every rank. No collectives inside.
@@ -113,18 +118,26 @@ def connect(mesh: DeviceMesh | Callable[[], Mesh]) -> MeshGroups:
         control=control,
         board=board_of(control, CONTROL_TIMEOUT),
         boards=boards_of(device_mesh),
-        names=names_of(device_mesh),
+        names=names_of(device_mesh, len(ranks)),
     )
 
 
-def names_of(device_mesh: DeviceMesh) -> dict[str, str]:
+def names_of(device_mesh: DeviceMesh, num_callers: int) -> dict[str, str]:
     """Return the name of the process group along every axis and every set of axes of several ranks. Collective.
 
     Every rank makes those that it is in, in one order, whether a graph asks for them or not: when one does, it is too
-    late to be sure that all ranks are there.
+    late to be sure that all ranks are there. A world that is bound to its devices makes a group by splitting its own,
+    for which all of it has to come: a mesh over a part of it has groups along single axes only.
+
+    Args:
+        num_callers: how many ranks call this together.
     """
     axes = range(device_mesh.ndim)
     names = {group_word([axis]): str(device_mesh.get_group(axis).group_name) for axis in axes}
+    world = dist.group.WORLD
+    assert world is not None
+    if world.bound_device_id is not None and num_callers < world.size():
+        return names
     wide = [axis for axis in axes if device_mesh.size(axis) > 1]
     for count in range(2, len(wide) + 1):
         for some in combinations(wide, count):

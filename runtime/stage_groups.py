@@ -75,7 +75,7 @@ def stage_groups(groups: MeshGroups) -> StageGroups:
         control=groups.control,
         board=groups.board,
         boards=boards_of(device_mesh),
-        names=names_of(device_mesh),
+        names=names_of(device_mesh, len(groups.ranks)),
     )
     line = groups.device_mesh.get_group(axis)
     return StageGroups(groups, stage, groups.coordinate[axis], groups.mesh.sizes[axis], line)

@@ -2,10 +2,78 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import fx, nn
 
-from autopar.runtime.groups import bind_groups
+from autopar.mesh import Mesh
+from autopar.runtime import groups as module
+from autopar.runtime.compile import _left_out
+from autopar.runtime.groups import MeshGroups, bind_groups, joint_ranks, names_of
+
+GRID = Mesh((2, 3, 2))
+
+
+class Grid:
+    """Stands in for torch's mesh of several ranks, as one rank sees it."""
+
+    ndim = 3
+    mesh = torch.arange(100, 112).reshape(GRID.sizes)
+
+    def __init__(self, rank: int) -> None:
+        self.place = GRID.coordinate(rank)
+
+    def get_coordinate(self) -> list[int]:
+        """Return where the rank is."""
+        return list(self.place)
+
+    def get_group(self, axis: int) -> Any:
+        """Return something with the name of the group along an axis."""
+        return SimpleNamespace(group_name=f"along {axis}")
+
+    def size(self, axis: int) -> int:
+        """Return the ranks along an axis."""
+        return GRID.sizes[axis]
+
+
+@pytest.mark.parametrize("axes", [some for count in (1, 2, 3) for some in combinations(range(3), count)])
+def test_ranks_along_several_axes(axes: tuple[int, ...]) -> None:
+    """Those whose places differ along these axes at most, for every rank and every set, neighbours or not."""
+    for rank in range(12):
+        here = GRID.coordinate(rank)
+        alike = [
+            other
+            for other in range(12)
+            if all(axis in axes or GRID.coordinate(other)[axis] == here[axis] for axis in range(3))
+        ]
+        assert joint_ranks(Grid(rank), axes) == tuple(100 + other for other in alike)  # type: ignore[arg-type]
+
+
+def test_a_part_of_a_world_bound_to_devices_joins_no_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make a group all of such a world must come; the graph then has none on several axes."""
+    made: list[tuple[int, ...]] = []
+
+    def joint(_: Any, axes: tuple[int, ...]) -> Any:
+        made.append(axes)
+        return SimpleNamespace(group_name=f"along {axes}")
+
+    monkeypatch.setattr(module, "_joint_group", joint)
+    for bound, size, joined in ((None, 16, True), ("cuda:0", 12, True), ("cuda:0", 16, False)):
+        made.clear()
+        world = SimpleNamespace(bound_device_id=bound, size=lambda size=size: size)
+        monkeypatch.setattr(module.dist, "group", SimpleNamespace(WORLD=world))
+        names = names_of(Grid(0), 12)  # type: ignore[arg-type]
+        assert made == ([(0, 1), (0, 2), (1, 2), (0, 1, 2)] if joined else [])
+        assert len(names) == 3 + len(made)
+        rest: Any = dict.fromkeys(("device_mesh", "device", "ranks", "control", "board", "boards"))
+        groups = MeshGroups(mesh=GRID, coordinate=(0, 0, 0), names=names, **rest)
+        assert ("join_axes" in _left_out(groups, compiled=True)) != joined
+        assert "reduce_in_place" in _left_out(groups, compiled=True)
+        assert "reduce_in_place" not in _left_out(groups, compiled=False)
 
 
 def test_bind_groups() -> None:
