@@ -58,6 +58,16 @@ def _pool_backward(rows: int) -> Arguments:
     return made, image, *how, where
 
 
+def _normalise(rows: int) -> Arguments:
+    image, mean, variance, _ = _normed(rows)
+    return image, torch.ones(CHANNELS), torch.ones(CHANNELS), mean, variance, 1e-5
+
+
+def _normalise_sums(rows: int) -> Arguments:
+    image, mean, _, scale = _normed(rows)
+    return image, image, mean, scale
+
+
 def _normalise_backward(rows: int) -> Arguments:
     image, mean, _, scale = _normed(rows)
     sums = _own.normalise_sums(image, image, mean, scale)
@@ -93,14 +103,8 @@ OPS: dict[Any, Callable[[int], Arguments]] = {
     _aten.max_pool2d_with_indices_backward: _pool_backward,
     _own.moments: lambda rows: (_image(rows),),
     _own.statistics: lambda rows: (torch.rand(2, rows).double() + 1.0, 2, 1e-5, torch.float32),
-    _own.normalise: lambda rows: (
-        (found := _normed(rows))[0],
-        torch.ones(CHANNELS),
-        torch.ones(CHANNELS),
-        *found[1:3],
-        1e-5,
-    ),
-    _own.normalise_sums: lambda rows: ((found := _normed(rows))[0], found[0], found[1], found[3]),
+    _own.normalise: _normalise,
+    _own.normalise_sums: _normalise_sums,
     _own.normalise_backward: _normalise_backward,
 }
 """Ops that are measured -> their arguments on so many rows."""
